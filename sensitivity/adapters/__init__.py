@@ -1,0 +1,1 @@
+"""A foreign layer becomes a SoftmaxAttention here, one file per library."""

@@ -1,0 +1,339 @@
+"""The canonical description of one multi-head softmax attention layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from sensitivity import checks
+from sensitivity.errors import InputError
+
+Describe = Callable[..., "SoftmaxAttention"]
+_DESCRIBERS: dict[type[nn.Module], Describe] = {}
+
+
+def register(kind: type[nn.Module]) -> Callable[[Describe], Describe]:
+    """Registers how modules of class ``kind`` are described; used by ``sensitivity.adapters``, one call per class."""
+
+    def add(describe: Describe) -> Describe:
+        _DESCRIBERS[kind] = describe
+        return describe
+
+    return add
+
+
+def describer(module: nn.Module) -> Describe | None:
+    """How ``module`` is described: its own ``softmax_attention`` method, or a registered adapter; None if unknown."""
+    own = getattr(module, "softmax_attention", None)
+    if callable(own):
+        return lambda _, **options: own(**options)
+    return next((_DESCRIBERS[kind] for kind in type(module).__mro__ if kind in _DESCRIBERS), None)
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxAttention:
+    r"""One self-attention layer over time, per head ``h`` of width ``d``.
+
+    .. math::
+
+        s_{ij} = c \langle W_Q x_i + b_Q, W_K x_j + b_K \rangle + B_{ij}, \quad a_i = \mathrm{softmax}_j(s_{i\cdot}),
+        \quad h_i = [x_i] + \sum_h W_O \sum_j m_{ij} a_{ij} (W_V x_j + b_V) + b_O
+
+    Attributes:
+        query_weight: :math:`W_Q`, ``(head, width, dim)``.
+        key_weight: :math:`W_K`, ``(head, width, key_dim)``.
+        value_weight: :math:`W_V`, ``(head, value_width, value_dim)``.
+        output_weight: :math:`W_O`, ``(head, out, value_width)``.
+        query_bias: :math:`b_Q`, ``(head, width)``.
+        key_bias: :math:`b_K`, ``(head, width)``.
+        value_bias: :math:`b_V`, ``(head, value_width)``.
+        output_bias: :math:`b_O`, ``(out,)``.
+        scale: :math:`c`; ``1 / sqrt(width)`` unless given.
+        bias: the additive part of :math:`B` that is given as numbers, broadcast to ``(sample, head, query, key)``;
+            ``-inf`` hides a pair.
+        causal: hides every key after the query.
+        diagonal_bias: added to the logits of the diagonal: a penalty, or ``-inf`` for the hard diagonal mask. Where the
+            diagonal is the only visible key of a row it stays visible, so that the row is defined.
+        padding: True at padded positions, ``(sample, time)``: hidden as keys, and left out as queries.
+        residual: whether :math:`x_i` is added.
+        multiplier: :math:`m_{ij}`, a sampled post-softmax dropout multiplier, broadcast to ``(sample, head, query, key)``.
+
+    Raises:
+        InputError: weights that do not fit together, or that are not finite.
+    """
+
+    query_weight: Float[Tensor, "head width dim"]
+    key_weight: Float[Tensor, "head width key_dim"]
+    value_weight: Float[Tensor, "head value_width value_dim"]
+    output_weight: Float[Tensor, "head out value_width"]
+    query_bias: Float[Tensor, "head width"] | None = None
+    key_bias: Float[Tensor, "head width"] | None = None
+    value_bias: Float[Tensor, "head value_width"] | None = None
+    output_bias: Float[Tensor, " out"] | None = None
+    scale: float | None = None
+    bias: Tensor | None = None
+    causal: bool = False
+    diagonal_bias: float = 0.0
+    padding: Bool[Tensor, "sample time"] | None = None
+    residual: bool = False
+    multiplier: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        heads, width = self.query_weight.shape[:2]
+        if self.key_weight.shape[:2] != (heads, width) or self.value_weight.shape[0] != heads:
+            raise InputError(
+                f"query, key and value weights disagree: {tuple(self.query_weight.shape)}, "
+                f"{tuple(self.key_weight.shape)}, {tuple(self.value_weight.shape)}; expected (head, width, dim) each."
+            )
+        if self.output_weight.shape[0] != heads or self.output_weight.shape[2] != self.value_weight.shape[1]:
+            raise InputError(
+                f"the output weight {tuple(self.output_weight.shape)} does not fit the value weight "
+                f"{tuple(self.value_weight.shape)}; expected (head, out, value_width)."
+            )
+        if self.residual and self.out_dim != self.dim:
+            raise InputError(f"a residual needs equal widths in and out, not {self.dim} and {self.out_dim}.")
+        for name, value in self._tensors().items():
+            if name not in ("bias", "padding"):
+                checks.finite(value, f"the attention layer's {name}")
+        if self.bias is not None and not (self.bias < math.inf).all():
+            raise InputError("the attention layer's bias holds NaN or +inf; use -inf to hide a pair.")
+        if math.isnan(self.diagonal_bias) or self.diagonal_bias == math.inf:
+            raise InputError(f"diagonal_bias must be finite or -inf, not {self.diagonal_bias}.")
+        object.__setattr__(self, "scale", 1 / math.sqrt(width) if self.scale is None else float(self.scale))
+        for name in ("bias", "multiplier"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, value.reshape((1,) * (4 - value.ndim) + tuple(value.shape)))
+
+    # -- sizes ---------------------------------------------------------------------------------------------------
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return self.query_weight.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Width of one head's queries and keys."""
+        return self.query_weight.shape[1]
+
+    @property
+    def dim(self) -> int:
+        """Features of a token."""
+        return self.query_weight.shape[2]
+
+    @property
+    def out_dim(self) -> int:
+        """Features of an output state."""
+        return self.output_weight.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating type of the weights."""
+        return self.query_weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.query_weight.device
+
+    # -- construction --------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_module(cls, module: nn.Module, residual: bool | None = None, **options: Any) -> SoftmaxAttention:
+        """Describes an attention module: ours, ``torch.nn.MultiheadAttention``, or any class with an adapter.
+
+        Args:
+            module: the layer; its weights are detached, never copied or changed.
+            residual: whether the description adds the residual connection around the module; None takes what the module
+                itself does (``torch.nn.MultiheadAttention`` adds none).
+            **options: what the module's adapter takes, such as a mask.
+
+        Raises:
+            InputError: no adapter knows this class; the message lists the known ones.
+        """
+        describe = describer(module)
+        if describe is None:
+            known = ", ".join(sorted(kind.__name__ for kind in _DESCRIBERS))
+            raise InputError(
+                f"{type(module).__name__} is not an attention layer that can be described; known: {known}, and any "
+                "module with a softmax_attention() method. Measure it with backend='autodiff' instead."
+            )
+        attention = describe(module, **options)
+        return attention if residual is None else dataclasses.replace(attention, residual=residual)
+
+    @classmethod
+    def random(
+        cls,
+        dim: int,
+        heads: int,
+        seed: int = 0,
+        residual: bool = True,
+        *,
+        biases: bool = False,
+        gain: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> SoftmaxAttention:
+        """A layer with Gaussian weights of variance ``1 / dim`` from its own generator.
+
+        On tokens ``N(0, I)`` its logits then have a variance of about ``gain ** 4``.
+
+        Args:
+            dim: features of a token.
+            heads: number of heads; must divide ``dim``.
+            seed: seed of the generator; the global state is not touched.
+            residual: whether the residual connection is part of the layer.
+            biases: whether queries, keys, values and outputs have (small random) biases.
+            gain: factor on the query and key weights.
+            dtype: floating type of the weights.
+            **options: further fields, such as ``causal=True``.
+
+        Raises:
+            InputError: ``dim`` is not divisible by ``heads``.
+        """
+        width = head_width(dim, heads)
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(*shape: int, factor: float = 1.0) -> Tensor:
+            return (factor / math.sqrt(dim) * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+        weights = {
+            "query_weight": draw(heads, width, dim, factor=gain),
+            "key_weight": draw(heads, width, dim, factor=gain),
+            "value_weight": draw(heads, width, dim),
+            "output_weight": draw(heads, dim, width),
+        }
+        if biases:
+            weights |= {name: draw(heads, width) for name in ("query_bias", "key_bias", "value_bias")}
+            weights["output_bias"] = draw(dim)
+        return cls(**weights, residual=residual, **options)
+
+    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> SoftmaxAttention:
+        """The same layer with its floating tensors in another type or on another device."""
+
+        def move(value: Tensor) -> Tensor:
+            return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+
+        return dataclasses.replace(self, **{name: move(value) for name, value in self._tensors().items()})
+
+    # -- the layer itself ----------------------------------------------------------------------------------------
+
+    def project(
+        self, tokens: Float[Tensor, "sample time dim"]
+    ) -> tuple[
+        Float[Tensor, "sample head time width"],
+        Float[Tensor, "sample head time width"],
+        Float[Tensor, "sample head time value_width"],
+    ]:
+        """Queries, keys and values of every head."""
+        return (
+            _project(tokens, self.query_weight, self.query_bias),
+            _project(tokens, self.key_weight, self.key_bias),
+            _project(tokens, self.value_weight, self.value_bias),
+        )
+
+    def hidden(self, length: int) -> Bool[Tensor, "#sample #head query key"]:
+        """Which pairs the mask hides at this length: causality, ``-inf`` in the biases, padded keys."""
+        hidden = torch.zeros(1, 1, length, length, dtype=torch.bool, device=self.device)
+        if self.causal:
+            hidden = hidden | torch.ones(length, length, dtype=torch.bool, device=self.device).triu(1)
+        if self.bias is not None:
+            hidden = hidden | torch.isneginf(self._fitted("bias", length))
+        if self.padding is not None:
+            if self.padding.shape[-1] != length:
+                raise InputError(f"padding covers {self.padding.shape[-1]} positions, but there are {length} tokens.")
+            hidden = hidden | self.padding[:, None, None, :]
+        if self.diagonal_bias == -math.inf:
+            diagonal = torch.eye(length, dtype=torch.bool, device=self.device)
+            others = (~hidden & ~diagonal).any(dim=-1, keepdim=True)
+            hidden = hidden | (diagonal & others)
+        return hidden
+
+    def scores(self, tokens: Float[Tensor, "sample time dim"]) -> Float[Tensor, "sample head query key"]:
+        """Scores before the softmax, after scale and bias; ``-inf`` where a pair is hidden.
+
+        Raises:
+            InputError: a row (of a position that is not padding) attends to nothing.
+        """
+        query, key, _ = self.project(tokens)
+        length = tokens.shape[1]
+        scores = self.scale * query @ key.mT
+        if self.bias is not None:
+            bias = self._fitted("bias", length)
+            scores = scores + torch.where(torch.isneginf(bias), 0.0, bias)
+        if self.diagonal_bias not in (0.0, -math.inf):
+            scores = scores + self.diagonal_bias * torch.eye(length, dtype=scores.dtype, device=scores.device)
+        hidden = self.hidden(length)
+        self.check_rows(hidden)
+        return scores.masked_fill(hidden, -math.inf)
+
+    def weights(self, tokens: Float[Tensor, "sample time dim"]) -> Float[Tensor, "sample head query key"]:
+        """Attention weights :math:`a_{ij}`, before any dropout; zero in padded rows that attend to nothing."""
+        scores = self.scores(tokens)
+        empty = torch.isneginf(scores).all(dim=-1, keepdim=True)
+        return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+
+    def __call__(self, tokens: Float[Tensor, "sample time dim"]) -> Float[Tensor, "sample time out"]:
+        """The layer's output :math:`h`; differentiable by autograd, the oracle of every closed form."""
+        _, _, value = self.project(tokens)
+        weights = self.weights(tokens)
+        if self.multiplier is not None:
+            weights = weights * self._fitted("multiplier", tokens.shape[1])
+        out = torch.einsum("shqv,hov->sqo", weights @ value, self.output_weight)
+        if self.output_bias is not None:
+            out = out + self.output_bias
+        return out + tokens if self.residual else out
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def check_rows(self, hidden: Bool[Tensor, "#sample #head query key"]) -> None:
+        """Refuses a mask under which a position that is not padding attends to nothing."""
+        empty = hidden.all(dim=-1)
+        if self.padding is not None:
+            empty = empty & ~self.padding[:, None, :]
+        if empty.any():
+            sample, head, row = (int(part) for part in empty.nonzero()[0])
+            raise InputError(
+                f"row {row} attends to nothing (sample {sample}, head {head}): its mask hides every key, so its softmax "
+                "is undefined; let the row see at least one key, or mark its position as padding."
+            )
+
+    def _fitted(self, name: str, length: int) -> Tensor:
+        """The bias or multiplier, checked to broadcast over ``length`` queries and keys."""
+        value: Tensor = getattr(self, name)
+        if any(size not in (1, length) for size in value.shape[-2:]):
+            raise InputError(
+                f"the attention layer's {name} is {tuple(value.shape[-2:])} (query, key), but there are {length} tokens."
+            )
+        return value
+
+    def _tensors(self) -> dict[str, Tensor]:
+        fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: value for name, value in fields if isinstance(value, Tensor)}
+
+
+def head_width(dim: int, heads: int) -> int:
+    """Width of one head.
+
+    Raises:
+        InputError: ``dim`` is not a positive multiple of ``heads``.
+    """
+    if heads < 1 or dim < 1 or dim % heads:
+        nearest = f"; nearest that fit: {dim - dim % heads} and {dim - dim % heads + heads}" if 1 <= heads < dim else ""
+        raise InputError(f"dim={dim} is not divisible by heads={heads}{nearest}.")
+    return dim // heads
+
+
+def _project(
+    tokens: Float[Tensor, "sample time dim"], weight: Float[Tensor, "head width dim"], bias: Tensor | None
+) -> Float[Tensor, "sample head time width"]:
+    projected = torch.einsum("std,hwd->shtw", tokens, weight)
+    return projected if bias is None else projected + bias[:, None, :]

@@ -1,0 +1,94 @@
+"""Checks of what callers hand in, shared by every room so that the sentences are the same everywhere."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from sensitivity.errors import InputError
+
+
+def finite(tensor: Tensor, name: str) -> Tensor:
+    """Returns ``tensor`` if all its entries are finite.
+
+    Args:
+        tensor: any floating tensor.
+        name: what the message calls it.
+
+    Raises:
+        InputError: an entry is NaN or infinite; the message says how many and where the first one is.
+    """
+    bad = ~torch.isfinite(tensor)
+    if bad.any():
+        index = tuple(int(part) for part in bad.nonzero()[0])
+        kind = "NaN" if torch.isnan(tensor[index]) else "infinite"
+        raise InputError(
+            f"{name} must be finite, but {int(bad.sum())} of {tensor.numel()} entries are not (the first is {kind}, "
+            f"at index {index}); remove or impute them before measuring."
+        )
+    return tensor
+
+
+def tokens(value: Tensor, dim: int | None = None) -> Float[Tensor, "sample time feature"]:
+    """Brings tokens to ``(sample, time, feature)`` and checks them.
+
+    A two-dimensional tensor is one sample; further leading axes (nodes, for instance) are folded into ``sample``.
+
+    Args:
+        value: floating tensor ``(..., time, feature)``.
+        dim: the feature width that is expected, if there is one.
+
+    Raises:
+        InputError: not a floating tensor, fewer than two axes, empty, not finite, or of another width than ``dim``.
+    """
+    if not isinstance(value, Tensor):
+        raise InputError(f"tokens must be a torch tensor (sample, time, feature), not {type(value).__name__}.")
+    if not value.is_floating_point():
+        raise InputError(
+            f"tokens must be floating point, not {value.dtype}: integer ids have no derivative; name the embedding "
+            "layer with layer= and measure from its output, or pass embedded tokens."
+        )
+    if value.ndim < 2:
+        raise InputError(f"tokens must have the axes (sample, time, feature), not the shape {tuple(value.shape)}.")
+    if value.numel() == 0:
+        raise InputError(f"tokens are empty: shape {tuple(value.shape)}; every axis needs at least one entry.")
+    if dim is not None and value.shape[-1] != dim:
+        raise InputError(f"tokens have {value.shape[-1]} features, but the layer takes {dim}.")
+    finite(value, "tokens")
+    return value.reshape(-1, *value.shape[-2:])
+
+
+def padding(value: Tensor | None, samples: int, length: int) -> Bool[Tensor, "sample time"] | None:
+    """Brings a padding mask (True = padded, as in ``key_padding_mask``) to ``(sample, time)``.
+
+    Raises:
+        InputError: not boolean, of another shape than ``(sample, time)``, or a sample that is padding throughout.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Tensor) or value.dtype != torch.bool:
+        raise InputError("padding must be a boolean tensor (sample, time), True where a position is padding.")
+    if value.shape[-1] != length or value.numel() not in (length, samples * length):
+        raise InputError(f"padding has shape {tuple(value.shape)}, but the tokens are ({samples}, {length}) positions.")
+    value = value.reshape(-1, length).expand(samples, length)
+    if value.all(dim=-1).any():
+        first = int(value.all(dim=-1).nonzero()[0, 0])
+        raise InputError(f"sample {first} is padding throughout; drop it before measuring.")
+    return value
+
+
+def lengths(values: list[int] | tuple[int, ...]) -> list[int]:
+    """Checks sequence lengths: integers of at least 1; returns them sorted, without repeats.
+
+    Raises:
+        InputError: none given, not an integer, or below 1.
+    """
+    if len(values) == 0:
+        raise InputError("lengths are empty; give at least one sequence length, such as 12,24,48,96.")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"lengths must be integers, not {value!r}.")
+        if value < 1:
+            raise InputError(f"lengths must be at least 1, not {value}.")
+    return sorted(set(values))

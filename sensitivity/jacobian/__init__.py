@@ -1,0 +1,1 @@
+"""How Jacobian blocks and their norms are computed: in closed form, or by automatic differentiation."""

@@ -1,0 +1,1 @@
+"""Temporal attention with diagonal regularisers, positional encodings, graph convolution."""

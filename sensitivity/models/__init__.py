@@ -1,0 +1,1 @@
+"""The time-and-space forecaster, comparators and naive forecasts."""

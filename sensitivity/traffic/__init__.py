@@ -1,0 +1,1 @@
+"""METR-LA and its kin: readers, windows, scaler, graph, synthetic city."""

@@ -1,0 +1,1 @@
+"""Training: the Lightning module, masked metrics."""
