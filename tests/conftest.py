@@ -1,0 +1,43 @@
+"""What every test shares: shape checking at run time, the helpers' place, and where the METR-LA files are."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+jaxtyping.install_import_hook(["sensitivity"], "beartype.beartype")
+torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.fixture
+def metr_la() -> Path:
+    """Directory with the METR-LA files, from the environment variable METR_LA_DIR."""
+    place = os.environ.get("METR_LA_DIR")
+    if not place:
+        pytest.skip("METR_LA_DIR is not set: it must name the directory that holds the METR-LA files")
+    if not Path(place).is_dir():
+        pytest.skip(f"METR_LA_DIR={place} is not a directory")
+    return Path(place)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A seeded generator of the test's own."""
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _global_state_stays() -> Iterator[None]:
+    """Every test leaves torch's global state as it was; the toolkit must too."""
+    rng, dtype, threads = torch.get_rng_state(), torch.get_default_dtype(), torch.get_num_threads()
+    yield
+    torch.set_rng_state(rng)
+    assert torch.get_default_dtype() == dtype
+    assert torch.get_num_threads() == threads
