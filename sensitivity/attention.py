@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from sensitivity import checks
@@ -77,7 +77,7 @@ class SoftmaxAttention:
     key_bias: Float[Tensor, "head width"] | None = None
     value_bias: Float[Tensor, "head value_width"] | None = None
     output_bias: Float[Tensor, " out"] | None = None
-    scale: float | None = None
+    scale: float = None  # type: ignore[assignment]  # becomes 1 / sqrt(width)
     bias: Tensor | None = None
     causal: bool = False
     diagonal_bias: float = 0.0
@@ -240,19 +240,31 @@ class SoftmaxAttention:
             _project(tokens, self.value_weight, self.value_bias),
         )
 
-    def hidden(self, length: int) -> Bool[Tensor, "#sample #head query key"]:
-        """Which pairs the mask hides at this length: causality, ``-inf`` in the biases, padded keys."""
-        hidden = torch.zeros(1, 1, length, length, dtype=torch.bool, device=self.device)
+    @property
+    def masked(self) -> bool:
+        """Whether anything can hide a pair."""
+        return self.causal or self.bias is not None or self.padding is not None or self.diagonal_bias == -math.inf
+
+    def hidden(self, length: int, rows: Tensor | None = None) -> Bool[Tensor, "#sample #head row key"]:
+        """Which pairs the mask hides at this length: causality, ``-inf`` in the biases, padded keys.
+
+        Args:
+            length: number of tokens.
+            rows: the query times that are wanted; all of them by default.
+        """
+        keys = torch.arange(length, device=self.device)
+        rows = keys if rows is None else rows
+        hidden = torch.zeros(1, 1, len(rows), length, dtype=torch.bool, device=self.device)
         if self.causal:
-            hidden = hidden | torch.ones(length, length, dtype=torch.bool, device=self.device).triu(1)
+            hidden = hidden | (keys > rows[:, None])
         if self.bias is not None:
-            hidden = hidden | torch.isneginf(self._fitted("bias", length))
+            hidden = hidden | torch.isneginf(self._fitted("bias", length, rows))
         if self.padding is not None:
             if self.padding.shape[-1] != length:
                 raise InputError(f"padding covers {self.padding.shape[-1]} positions, but there are {length} tokens.")
             hidden = hidden | self.padding[:, None, None, :]
         if self.diagonal_bias == -math.inf:
-            diagonal = torch.eye(length, dtype=torch.bool, device=self.device)
+            diagonal = keys == rows[:, None]
             others = (~hidden & ~diagonal).any(dim=-1, keepdim=True)
             hidden = hidden | (diagonal & others)
         return hidden
@@ -264,29 +276,68 @@ class SoftmaxAttention:
             InputError: a row (of a position that is not padding) attends to nothing.
         """
         query, key, _ = self.project(tokens)
-        length = tokens.shape[1]
-        scores = self.scale * query @ key.mT
+        return self.row_scores(query, key, torch.arange(tokens.shape[1], device=tokens.device))
+
+    def row_scores(
+        self,
+        query: Float[Tensor, "sample head row width"],
+        key: Float[Tensor, "sample head key width"],
+        rows: Int[Tensor, " row"],
+    ) -> Float[Tensor, "sample head row key"]:
+        """Scores of the query times ``rows`` only; see ``scores``."""
+        length = key.shape[-2]
+        scores = (self.scale * query) @ key.mT
         if self.bias is not None:
-            bias = self._fitted("bias", length)
-            scores = scores + torch.where(torch.isneginf(bias), 0.0, bias)
+            bias = self._fitted("bias", length, rows)
+            scores = scores + torch.where(torch.isneginf(bias), 0.0, bias).to(scores.dtype)
         if self.diagonal_bias not in (0.0, -math.inf):
-            scores = scores + self.diagonal_bias * torch.eye(length, dtype=scores.dtype, device=scores.device)
-        hidden = self.hidden(length)
-        self.check_rows(hidden)
+            on_diagonal = torch.arange(length, device=rows.device) == rows[:, None]
+            scores = scores + self.diagonal_bias * on_diagonal.to(scores.dtype)
+        if not self.masked:
+            return scores
+        hidden = self.hidden(length, rows)
+        self.check_rows(hidden, rows)
         return scores.masked_fill(hidden, -math.inf)
 
     def weights(self, tokens: Float[Tensor, "sample time dim"]) -> Float[Tensor, "sample head query key"]:
         """Attention weights :math:`a_{ij}`, before any dropout; zero in padded rows that attend to nothing."""
-        scores = self.scores(tokens)
+        query, key, _ = self.project(tokens)
+        return self.row_weights(query, key, torch.arange(tokens.shape[1], device=tokens.device))
+
+    def row_weights(
+        self,
+        query: Float[Tensor, "sample head row width"],
+        key: Float[Tensor, "sample head key width"],
+        rows: Int[Tensor, " row"],
+    ) -> Float[Tensor, "sample head row key"]:
+        """Weights of the query times ``rows`` only; see ``weights``."""
+        scores = self.row_scores(query, key, rows)
+        if not self.masked:
+            return torch.softmax(scores, dim=-1)
         empty = torch.isneginf(scores).all(dim=-1, keepdim=True)
         return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+
+    def row_multiplier(self, length: int, rows: Int[Tensor, " row"]) -> Tensor:
+        """The post-softmax multiplier of the query times ``rows``; one where nothing is dropped."""
+        if self.multiplier is None:
+            return torch.ones((), dtype=self.dtype, device=self.device)
+        return self._fitted("multiplier", length, rows)
+
+    def sample(self, index: slice) -> SoftmaxAttention:
+        """The layer with its per-sample tensors (bias, multiplier, padding) cut down to some samples."""
+        cut = {
+            name: getattr(self, name)[index]
+            for name in ("bias", "multiplier", "padding")
+            if getattr(self, name) is not None and getattr(self, name).shape[0] > 1
+        }
+        return dataclasses.replace(self, **cut) if cut else self
 
     def __call__(self, tokens: Float[Tensor, "sample time dim"]) -> Float[Tensor, "sample time out"]:
         """The layer's output :math:`h`; differentiable by autograd, the oracle of every closed form."""
         _, _, value = self.project(tokens)
         weights = self.weights(tokens)
         if self.multiplier is not None:
-            weights = weights * self._fitted("multiplier", tokens.shape[1])
+            weights = weights * self.multiplier
         out = torch.einsum("shqv,hov->sqo", weights @ value, self.output_weight)
         if self.output_bias is not None:
             out = out + self.output_bias
@@ -294,26 +345,26 @@ class SoftmaxAttention:
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
-    def check_rows(self, hidden: Bool[Tensor, "#sample #head query key"]) -> None:
+    def check_rows(self, hidden: Bool[Tensor, "#sample #head row key"], rows: Int[Tensor, " row"]) -> None:
         """Refuses a mask under which a position that is not padding attends to nothing."""
         empty = hidden.all(dim=-1)
         if self.padding is not None:
-            empty = empty & ~self.padding[:, None, :]
+            empty = empty & ~self.padding[:, None, rows]
         if empty.any():
             sample, head, row = (int(part) for part in empty.nonzero()[0])
             raise InputError(
-                f"row {row} attends to nothing (sample {sample}, head {head}): its mask hides every key, so its softmax "
-                "is undefined; let the row see at least one key, or mark its position as padding."
+                f"row {int(rows[row])} attends to nothing (sample {sample}, head {head}): its mask hides every key, so "
+                "its softmax is undefined; let the row see at least one key, or mark its position as padding."
             )
 
-    def _fitted(self, name: str, length: int) -> Tensor:
-        """The bias or multiplier, checked to broadcast over ``length`` queries and keys."""
+    def _fitted(self, name: str, length: int, rows: Tensor) -> Tensor:
+        """The rows of the bias or multiplier, checked to broadcast over ``length`` queries and keys."""
         value: Tensor = getattr(self, name)
         if any(size not in (1, length) for size in value.shape[-2:]):
             raise InputError(
                 f"the attention layer's {name} is {tuple(value.shape[-2:])} (query, key), but there are {length} tokens."
             )
-        return value
+        return value if value.shape[-2] == 1 else value[:, :, rows]
 
     def _tensors(self) -> dict[str, Tensor]:
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))

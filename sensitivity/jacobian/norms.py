@@ -52,6 +52,8 @@ def check_norm(norm: str) -> None:
 def block_norms(blocks: Float[Tensor, "*axes out in"], norm: Norm) -> Float[Tensor, "*axes"]:
     """Norm of every block: ``frobenius``, ``rms`` (Frobenius over sqrt(in): 1 for the identity), or ``spectral``."""
     if norm == "spectral":
-        return torch.linalg.matrix_norm(blocks, ord=2)
+        left_out = torch.isnan(blocks).any(dim=-1).any(dim=-1)  # padded pairs, which the decomposition would refuse
+        clean = blocks.masked_fill(left_out[..., None, None], 0.0)
+        return torch.linalg.matrix_norm(clean, ord=2).masked_fill(left_out, math.nan)
     frobenius = torch.linalg.vector_norm(blocks, dim=(-2, -1))
     return frobenius / math.sqrt(blocks.shape[-1]) if norm == "rms" else frobenius

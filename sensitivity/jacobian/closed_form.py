@@ -1,0 +1,329 @@
+"""The Jacobian of a softmax attention layer in closed form: blocks by path, and norm maps without any block.
+
+Formulas: ``docs/derivation``; the split into value path and weight path follows arXiv 2602.10956.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sensitivity.attention import SoftmaxAttention
+from sensitivity.errors import InputError
+from sensitivity.jacobian import spectral
+from sensitivity.jacobian.geometry import Geometry
+from sensitivity.jacobian.norms import PATHS, Norm, NormMaps, block_norms, check_norm
+from sensitivity.jacobian.query_rows import Rows, RowSource
+
+TILE = 2**19  # numbers in one (head pair, row, key) tile: a few MB, what a core's cache holds
+
+
+def blocks(
+    attention: SoftmaxAttention,
+    tokens: Float[Tensor, "sample time dim"],
+) -> dict[str, Float[Tensor, "sample query key out dim"]]:
+    r"""Every block :math:`J_{ij} = dh_i/dx_j`, by path.
+
+    ==========  ==========================================================================
+    residual    :math:`\delta_{ij} I`
+    value       :math:`\sum_h m_{ij} a_{ij} W_O W_V`
+    key         :math:`\sum_h c\, a_{ij} W_O (m_{ij} v_j - o_i) (W_K^T q_i)^T`
+    query       :math:`\delta_{ij} \sum_h c\, W_O \sum_l a_{il} (m_{il} v_l - o_i) k_l^T W_Q`
+    ==========  ==========================================================================
+
+    Returns:
+        The four paths by name; their sum is the Jacobian. Rows and columns of padded positions are NaN.
+    """
+    check_self_attention(attention)
+    samples, length, _ = tokens.shape
+    source = RowSource(attention, tokens)
+    rows = source.rows(torch.arange(length, device=tokens.device))
+    w_o, w_v = attention.output_weight, attention.value_weight
+    deviation = rows.alpha[..., None] * source.value[:, :, None] - rows.weights[..., None] * rows.mean[..., None, :]
+    gradient = attention.scale * torch.einsum("shqw,hwd->shqd", rows.query, attention.key_weight)
+    diagonal = torch.eye(length, dtype=tokens.dtype, device=tokens.device)
+    identity = torch.eye(attention.out_dim, attention.dim, dtype=tokens.dtype, device=tokens.device)
+    query = torch.einsum("hov,shqvw,hwd->sqod", w_o, attention.scale * rows.covariance(), attention.query_weight)
+    found = {
+        "residual": (float(attention.residual) * diagonal[..., None, None] * identity).expand(samples, -1, -1, -1, -1),
+        "value": torch.einsum("shqk,hov,hvd->sqkod", rows.alpha, w_o, w_v),
+        "key": torch.einsum("shqkv,hov,shqd->sqkod", deviation, w_o, gradient),
+        "query": torch.einsum("qk,sqod->sqkod", diagonal, query),
+    }
+    if attention.padding is not None:
+        left_out = _left_out(attention.padding)
+        found = {name: block.masked_fill(left_out[..., None, None], math.nan) for name, block in found.items()}
+    return found
+
+
+@dataclass
+class Tile:
+    """Norms of the blocks of some samples and some query rows; fields as in ``NormMaps``."""
+
+    samples: slice
+    rows: Int[Tensor, " row"]
+    maps: NormMaps
+
+
+def norm_maps(
+    attention: SoftmaxAttention,
+    tokens: Float[Tensor, "sample time dim"],
+    *,
+    norm: Norm = "frobenius",
+    paths: bool = False,
+    heads: bool = False,
+    weights: bool = True,
+    tolerance: float = 1e-6,
+) -> NormMaps:
+    r"""Norm of every block, at about the cost of the layer's forward pass and without building a block off the diagonal.
+
+    Off the diagonal, with one inner product per head pair of a feature of row i and a feature of column j,
+
+    .. math:: \|J_{ij}\|_F^2 = \sum_{h,g} a^h_{ij} a^g_{ij}
+        \langle M_h + (u^h_j - \bar u^h_i) w_h^T, M_g + (u^g_j - \bar u^g_i) w_g^T \rangle .
+
+    The T diagonal blocks are formed exactly.
+
+    Args:
+        attention: the layer, in the dtype of the tokens.
+        tokens: ``(sample, time, dim)``.
+        norm: ``frobenius``, ``rms`` (Frobenius over sqrt(dim)) or ``spectral`` (Lanczos iteration on the structured
+            product, to the relative ``tolerance``).
+        paths: also the map of each path.
+        heads: also the map of each head (its value, key and query paths together).
+        weights: also return the attention weights.
+        tolerance: relative tolerance of the spectral norm.
+
+    Returns:
+        The maps; rows and columns of padded positions are NaN.
+    """
+    samples, length, _ = tokens.shape
+
+    def empty(*shape: int) -> Tensor:
+        return tokens.new_zeros(shape)
+
+    result = NormMaps(
+        total=empty(samples, length, length),
+        diagonal=empty(samples, length) if attention.out_dim == attention.dim else None,
+        paths={name: empty(samples, length, length) for name in PATHS} if paths else {},
+        heads=empty(samples, attention.heads, length, length) if heads else None,
+        attention=empty(samples, attention.heads, length, length) if weights else None,
+        engine="closed form",
+    )
+    for tile in tiles(attention, tokens, norm=norm, paths=paths, heads=heads, tolerance=tolerance):
+        here, rows, maps = tile.samples, tile.rows, tile.maps
+        result.total[here, rows] = maps.total
+        if result.diagonal is not None and maps.diagonal is not None:
+            result.diagonal[here, rows] = maps.diagonal
+        for name, values in maps.paths.items():
+            result.paths[name][here, rows] = values
+        if result.heads is not None and maps.heads is not None:
+            result.heads[here, :, rows] = maps.heads
+        if result.attention is not None and maps.attention is not None:
+            result.attention[here, :, rows] = maps.attention
+    _mark_padding(result, attention)
+    return result
+
+
+def tiles(
+    attention: SoftmaxAttention,
+    tokens: Float[Tensor, "sample time dim"],
+    *,
+    norm: Norm = "frobenius",
+    paths: bool = False,
+    heads: bool = False,
+    rows: Int[Tensor, " row"] | None = None,
+    tolerance: float = 1e-6,
+    size: int = TILE,
+) -> Iterator[Tile]:
+    """Norms of the blocks, some samples and query rows at a time, each tile sized to cache.
+
+    Args:
+        attention: the layer, in the dtype of the tokens.
+        tokens: ``(sample, time, dim)``.
+        norm: see ``norm_maps``.
+        paths: see ``norm_maps``.
+        heads: see ``norm_maps``.
+        rows: the query rows that are wanted; all of them by default.
+        tolerance: see ``norm_maps``.
+        size: numbers in a ``(sample, head pair, row, key)`` tile.
+    """
+    check_norm(norm)
+    check_self_attention(attention)
+    samples, length, _ = tokens.shape
+    wanted = torch.arange(length, device=tokens.device) if rows is None else rows
+    per_row = length * attention.heads * (attention.heads + 1) // 2
+    if norm == "spectral":  # the iteration keeps some twenty vectors a pair
+        per_row, size = length * attention.dim * 20, 16 * size
+    height = max(1, min(len(wanted), size // per_row))
+    batch = max(1, min(samples, size // (per_row * height)))
+    geometry = Geometry.of(attention)
+    for start in range(0, samples, batch):
+        here = slice(start, min(start + batch, samples))
+        source = RowSource(attention, tokens, here)
+        columns = None if norm == "spectral" else geometry.columns(source.value)
+        for low in range(0, len(wanted), height):
+            some = wanted[low : low + height]
+            block_rows = source.rows(some)
+            if columns is None:
+                maps = _spectral_tile(attention, source, block_rows, paths, heads, tolerance)
+            else:
+                maps = _frobenius_tile(attention, geometry, columns, block_rows, paths, heads)
+                if norm == "rms":
+                    maps = _scaled(maps, 1 / math.sqrt(attention.dim))
+            yield Tile(here, some, maps)
+
+
+def _frobenius_tile(
+    attention: SoftmaxAttention,
+    geometry: Geometry,
+    columns: Float[Tensor, "sample pair key features"],
+    rows: Rows,
+    paths: bool,
+    heads: bool,
+) -> NormMaps:
+    """Frobenius norms of one tile."""
+    brackets = _Brackets(geometry, columns, rows)
+    per_pair = brackets.weighted(value_path=True)
+    maps = NormMaps(total=_root(per_pair.sum(dim=1)), attention=rows.weights)
+    if heads:
+        maps.heads = _root(per_pair[:, geometry.first == geometry.second])
+    if paths:
+        maps.paths = {"value": _value_norms(geometry, rows), "key": _root(brackets.weighted(value_path=False).sum(dim=1))}
+    _put_diagonal(maps, attention, rows, "frobenius")
+    return maps
+
+
+def _spectral_tile(
+    attention: SoftmaxAttention, source: RowSource, rows: Rows, paths: bool, heads: bool, tolerance: float
+) -> NormMaps:
+    """Spectral norms of one tile, by iteration off the diagonal and by decomposition on it."""
+    operator = spectral.BlockOperator.of(attention, source, rows)
+    maps = NormMaps(total=spectral.norms(operator, tolerance), attention=rows.weights)
+    if heads:
+        each = [spectral.norms(operator.only(head=head), tolerance) for head in range(attention.heads)]
+        maps.heads = torch.stack(each, dim=1)
+    if paths:
+        maps.paths = {name: spectral.norms(operator.only(path=name), tolerance) for name in ("value", "key")}
+    _put_diagonal(maps, attention, rows, "spectral")
+    return maps
+
+
+class _Brackets:
+    """The brackets of every head pair over a tile, weighted by the attention weights of both heads."""
+
+    def __init__(self, geometry: Geometry, columns: Tensor, rows: Rows) -> None:
+        self.geometry, self.columns, self.rows = geometry, columns, rows
+
+    def weighted(self, value_path: bool) -> Float[Tensor, "sample pair row key"]:
+        """Contribution of each head pair to the squared norms."""
+        geometry, rows = self.geometry, self.rows
+        if rows.dropped:
+            squares = self.columns.new_zeros(rows.weights.shape[0], len(geometry.first), *rows.weights.shape[2:])
+            self._put_explicit(squares, torch.ones_like(squares[:, 0], dtype=torch.bool), value_path)
+            return squares
+        features = geometry.rows(rows.query, rows.mean, value_path)
+        squares = features @ self.columns.mT
+        squares.mul_(rows.weights[:, geometry.first]).mul_(rows.weights[:, geometry.second])
+        self._put_explicit(squares, self._cancelled(squares), value_path)
+        return squares
+
+    def _cancelled(self, squares: Tensor) -> Bool[Tensor, "sample row key"]:
+        """Which blocks are so small beside the terms of their bracket that rounding has eaten their digits."""
+        geometry, rows = self.geometry, self.rows
+        own = geometry.first == geometry.second
+        outputs = geometry.outputs[own]
+        mean = ((rows.mean @ outputs) * rows.mean).sum(dim=-1)
+        largest = self.columns[:, own, :, -1].amax(dim=-1, keepdim=True)
+        terms = geometry.products(rows.query)[:, own, :, 0] * (mean + largest)
+        scale = torch.einsum("shrk,shr->srk", rows.weights**2, terms)
+        precision = torch.finfo(squares.dtype).eps
+        return squares.sum(dim=1) < scale * max(precision**0.5, 1e5 * precision)
+
+    def _put_explicit(self, squares: Tensor, where: Tensor, value_path: bool) -> None:
+        """Computes the marked blocks from their deviations, some at a time."""
+        rows, value = self.rows, self.rows.source.value
+        pixels = where.nonzero()
+        step = max(1, TILE // (value.shape[1] * value.shape[-1]))
+        for low in range(0, len(pixels), step):
+            sample, row, key = pixels[low : low + step].unbind(dim=-1)
+            alpha, weight = rows.alpha[sample, :, row, key].mT, rows.weights[sample, :, row, key].mT
+            deviation = alpha[..., None] * value[sample, :, key].movedim(0, 1)
+            deviation = deviation - weight[..., None] * rows.mean[sample, :, row].movedim(0, 1)
+            query = rows.query[sample, :, row].movedim(0, 1)
+            squares[sample, :, row, key] = self.geometry.explicit(query, alpha, deviation, value_path).mT
+
+
+def _value_norms(geometry: Geometry, rows: Rows) -> Float[Tensor, "sample row key"]:
+    r""":math:`\|\sum_h \alpha^h_{ij} M_h\|_F` from the Gram matrix of the :math:`M_h`."""
+    multiplicity = 1 + (geometry.first != geometry.second).to(geometry.values.dtype)
+    pairs = rows.alpha[:, geometry.first] * rows.alpha[:, geometry.second]
+    return _root(torch.einsum("sprk,p->srk", pairs, multiplicity * geometry.values))
+
+
+def _put_diagonal(maps: NormMaps, attention: SoftmaxAttention, rows: Rows, norm: Norm) -> None:
+    """Replaces the entries on the diagonal, where the query and residual paths add to the others, by exact ones."""
+    per_head, query = rows.diagonal_blocks(attention)
+    total = per_head.sum(dim=1)
+    samples, places, index = slice(None), torch.arange(len(rows.index), device=rows.index.device), rows.index
+    if attention.out_dim == attention.dim:
+        maps.diagonal = block_norms(total, norm)
+    if attention.residual:
+        total = total + torch.eye(attention.dim, dtype=total.dtype, device=total.device)
+    maps.total[samples, places, index] = block_norms(total, norm)
+    if maps.heads is not None:
+        maps.heads[samples, :, places, index] = block_norms(per_head, norm)
+    if maps.paths:
+        zero = torch.zeros_like(maps.total)
+        maps.paths = {"residual": zero, **maps.paths, "query": zero.clone()}
+        unit = 1.0 if norm == "spectral" else math.sqrt(attention.dim)
+        maps.paths["residual"][samples, places, index] = unit * float(attention.residual)
+        maps.paths["query"][samples, places, index] = block_norms(query, norm)
+
+
+def _scaled(maps: NormMaps, factor: float) -> NormMaps:
+    """The maps times ``factor``; attention weights stay as they are."""
+    return NormMaps(
+        total=maps.total * factor,
+        diagonal=None if maps.diagonal is None else maps.diagonal * factor,
+        paths={name: values * factor for name, values in maps.paths.items()},
+        heads=None if maps.heads is None else maps.heads * factor,
+        attention=maps.attention,
+    )
+
+
+def _mark_padding(maps: NormMaps, attention: SoftmaxAttention) -> None:
+    """Padded rows and columns become NaN: they are left out, which is not the same as no influence."""
+    if attention.padding is None:
+        return
+    left_out = _left_out(attention.padding)
+    for values in (maps.total, *maps.paths.values()):
+        values.masked_fill_(left_out, math.nan)
+    if maps.heads is not None:
+        maps.heads.masked_fill_(left_out[:, None], math.nan)
+    if maps.diagonal is not None:
+        maps.diagonal.masked_fill_(attention.padding, math.nan)
+
+
+def _left_out(padding: Tensor) -> Tensor:
+    return padding[:, :, None] | padding[:, None, :]
+
+
+def _root(square: Tensor) -> Tensor:
+    """Square root; rounding may leave a tiny negative square where a norm is zero."""
+    return square.clamp_min_(0).sqrt_()
+
+
+def check_self_attention(attention: SoftmaxAttention) -> None:
+    """Refuses a layer whose keys or values are read from tokens of another width than its queries."""
+    widths = (attention.dim, attention.key_weight.shape[2], attention.value_weight.shape[2])
+    if len(set(widths)) > 1:
+        raise InputError(
+            f"queries, keys and values read tokens of different widths {widths}: this is cross-attention, which has no "
+            "derivative of a state with respect to its own sequence; measure a self-attention layer."
+        )
