@@ -1,8 +1,31 @@
 """METR-LA and its kin: readers, windows, scaler, graph, synthetic city."""
 
 from sensitivity.traffic.data import Traffic
+from sensitivity.traffic.description import describe, reopen
+from sensitivity.traffic.graph import gaussian_kernel, read_graph
 from sensitivity.traffic.readers import read, write
 from sensitivity.traffic.scaler import Scaler
-from sensitivity.traffic.windows import Borders, Split, Window, Windows, borders, split
+from sensitivity.traffic.sequences import end_rows, sequences
+from sensitivity.traffic.synthetic import synthetic_city
+from sensitivity.traffic.windows import Borders, Split, Window, Windows, borders, inputs, split
 
-__all__ = ["Borders", "Scaler", "Split", "Traffic", "Window", "Windows", "borders", "read", "split", "write"]
+__all__ = [
+    "Borders",
+    "Scaler",
+    "Split",
+    "Traffic",
+    "Window",
+    "Windows",
+    "borders",
+    "describe",
+    "end_rows",
+    "gaussian_kernel",
+    "inputs",
+    "read",
+    "read_graph",
+    "reopen",
+    "sequences",
+    "split",
+    "synthetic_city",
+    "write",
+]

@@ -116,7 +116,7 @@ def _check_speeds(values: np.ndarray, timestamps: np.ndarray, sensor_ids: list[s
             row, column = (int(part) for part in np.argwhere(bad)[0])
             raise InputError(
                 f"{source} has {int(bad.sum())} {kind} speeds (the first is {values[row, column]:g} at "
-                f"{timestamps[row].astype('datetime64[s]')}, sensor {sensor_ids[column]}); write 0 where a reading is missing."
+                f"{timestamps[row].astype('datetime64[s]')}, sensor {sensor_ids[column]}); write 0 where one is missing."
             )
 
 

@@ -43,8 +43,8 @@ def read_graph(path: str | Path, sensor_ids: list[str], named: bool = True) -> F
         named: False if the data has no ids of its own; then the graph's order is taken to be the data's.
 
     Raises:
-        InputError: a file that cannot be read, wants to run code, is no square matrix of finite weights >= 0, or does not
-            have the data's sensors.
+        InputError: a file that cannot be read, wants to run code, is no square matrix of finite weights >= 0, or does
+            not have the data's sensors.
     """
     path = Path(path)
     ids, matrix = _load(check_file(path, "the graph"), sensor_ids)

@@ -26,7 +26,8 @@ def read_hdf5(path: Path, key: str | None = None) -> tuple[np.ndarray, np.ndarra
         key: which table, where there are several.
 
     Raises:
-        InputError: not HDF5, truncated, no table in fixed format, several tables without ``key``, or an inconsistent one.
+        InputError: not HDF5, truncated, no table in fixed format, several tables without ``key``, or an inconsistent
+            one.
     """
     import h5py
 
@@ -84,7 +85,7 @@ def _read_table(group: Any, path: Path) -> tuple[np.ndarray, np.ndarray | None, 
     column_of = {name: column for column, name in enumerate(names)}
     filled = 0
     for block in sorted(name for name in group if re.fullmatch(r"block\d+_values", name)):
-        items = _names(group[block.replace("_values", "_items")][()], path) if filled or len(names) > 0 else []
+        items = _names(group[block.replace("_values", "_items")][()], path)
         data = group[block]
         if data.dtype.kind not in "fiu" or data.shape != (len(index), len(items)) or not set(items) <= set(names):
             raise InputError(

@@ -181,7 +181,7 @@ def _warn(values: np.ndarray, path: Path) -> None:
     """Says what the reader of the data should know."""
     nan = int(np.isnan(values).sum())
     if nan:
-        text = f"{path} has {nan} NaN values ({100 * nan / values.size:.2f} %): they count as missing readings, like zeros."
+        text = f"{path} has {nan} NaN values ({100 * nan / values.size:.2f} %): they count as missing, like zeros."
         warnings.warn(text, SensitivityWarning, stacklevel=3)
     highest = float(np.nanmax(values))
     if highest > HIGHEST:
