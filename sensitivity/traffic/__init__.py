@@ -2,10 +2,10 @@
 
 from sensitivity.traffic.data import Traffic
 from sensitivity.traffic.description import describe, reopen
+from sensitivity.traffic.draws import end_rows, sequences
 from sensitivity.traffic.graph import gaussian_kernel, read_graph
 from sensitivity.traffic.readers import read, write
 from sensitivity.traffic.scaler import Scaler
-from sensitivity.traffic.sequences import end_rows, sequences
 from sensitivity.traffic.synthetic import synthetic_city
 from sensitivity.traffic.windows import Borders, Split, Window, Windows, borders, inputs, split
 

@@ -114,9 +114,10 @@ def _check_speeds(values: np.ndarray, timestamps: np.ndarray, sensor_ids: list[s
     for bad, kind in ((values < 0, "negative"), (np.isinf(values), "infinite")):
         if bad.any():
             row, column = (int(part) for part in np.argwhere(bad)[0])
+            when = timestamps[row].astype("datetime64[s]")
             raise InputError(
                 f"{source} has {int(bad.sum())} {kind} speeds (the first is {values[row, column]:g} at "
-                f"{timestamps[row].astype('datetime64[s]')}, sensor {sensor_ids[column]}); write 0 where one is missing."
+                f"{when}, sensor {sensor_ids[column]}); write 0 where one is missing."
             )
 
 

@@ -16,9 +16,9 @@ def describe(traffic: Traffic) -> dict[str, Any]:
     """Plain values (text, numbers, dicts) from which :func:`reopen` gets the same traffic.
 
     Returns:
-        ``kind`` (``file``, ``synthetic`` or ``memory``) with what that kind needs - absolute paths and SHA-256 checksums, or
-        the generator's arguments - beside ``name``, ``source``, ``rows``, ``nodes``, ``start``, ``step_minutes`` and
-        ``missing``.
+        ``kind`` (``file``, ``synthetic`` or ``memory``) with what that kind needs (absolute paths and SHA-256
+        checksums, or the generator's arguments), beside ``name``, ``source``, ``rows``, ``nodes``, ``start``,
+        ``step_minutes`` and ``missing``.
     """
     rows, nodes = traffic.speed.shape
     return {

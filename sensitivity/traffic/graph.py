@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -33,7 +34,7 @@ def gaussian_kernel(distances: np.ndarray, threshold: float = THRESHOLD) -> np.n
     return np.where(weights < threshold, 0, weights).astype(np.float32)
 
 
-def read_graph(path: str | Path, sensor_ids: list[str], named: bool = True) -> Float32[Tensor, "node node"]:
+def read_graph(path: str | os.PathLike[str], sensor_ids: list[str], named: bool = True) -> Float32[Tensor, "node node"]:
     """The graph of ``sensor_ids``, in their order.
 
     Args:
@@ -120,7 +121,7 @@ def _from_csv(path: Path, sensor_ids: list[str]) -> tuple[dict[str, int] | None,
             return None, np.loadtxt(path, delimiter=",", ndmin=2)
         ids = {name: row for row, name in enumerate(sensor_ids)}
         distances = np.full((len(ids), len(ids)), np.inf)
-        known = set()
+        known: set[str] = set()
         for line in file:
             start, stop, cost = (part.strip() for part in line.split(",")[:3])
             known.update((start, stop))

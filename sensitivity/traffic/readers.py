@@ -86,7 +86,7 @@ def write(traffic: Traffic, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if path.suffix != ".npz":
         raise InputError(f"traffic is written as .npz, but the name is {path.name!r}.")
-    arrays = {
+    arrays: dict[str, Any] = {
         "data": traffic.speed.numpy(),
         "timestamps": traffic.timestamps,
         "sensor_ids": np.array(traffic.sensor_ids),

@@ -1,9 +1,9 @@
 """The synthetic city: a seeded generator of traffic that runs everything without a download.
 
-What is in it, so that it can be found: two rush hours on working days and a flat weekend; incidents, more of them in the
-rush, whose congestion spreads against the direction of driving at about ten miles an hour, as queues on real freeways do,
-and enters the roads that feed into the queue; a weaker second wave a fixed time after the first, when the lanes reopen;
-measurement noise; missing readings, as zeros, in bursts and alone.
+What is in it, so that it can be found: two rush hours on working days and a flat weekend; incidents, more of them in
+the rush, whose congestion spreads against the direction of driving at about ten miles an hour, as queues on real
+freeways do, and enters the roads that feed into the queue; a weaker second wave a fixed time after the first, when the
+lanes reopen; measurement noise; missing readings, as zeros, in bursts and alone.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _weights(distances: np.ndarray) -> np.ndarray:
 
 
 def rhythm(times: np.ndarray) -> np.ndarray:
-    """Demand ``(time, 2)`` in [0, 1], of a morning and of an evening road: two rush hours a working day, a weekend hump."""
+    """Demand ``(time, 2)`` in [0, 1] of a morning and of an evening road: rush hours, and a hump at the weekend."""
     hour = (times - times.astype("datetime64[D]")) / np.timedelta64(1, "h")
     weekday = ((times.astype("datetime64[D]").astype(np.int64) + 3) % 7) < 5
 

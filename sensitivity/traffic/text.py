@@ -92,7 +92,8 @@ def _numbers(cells: list[str], path: Path, offset: int) -> np.ndarray:
         usual = cells[0].count(",")
         row = next(row for row, line in enumerate(cells) if line.count(",") != usual)
         raise InputError(
-            f"{path} has {cells[row].count(',') + 1} values in line {row + offset} but {usual + 1} above: is it truncated?"
+            f"{path} has {cells[row].count(',') + 1} values in line {row + offset}, but {usual + 1} above; it may be "
+            "truncated."
         )
     try:
         return np.loadtxt(cells, delimiter=",", ndmin=2)

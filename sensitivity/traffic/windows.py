@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -86,9 +87,10 @@ class Windows:
 
     def batch(self, indices: Int[Tensor, " batch"] | list[int] | range) -> Window:
         """The windows at ``indices`` (0 ... count - 1) with a leading batch axis, gathered in one go."""
-        starts = torch.as_tensor(indices, device=self.table.device) + self.first
+        starts = torch.as_tensor(indices) + self.first
         if starts.numel() and not self.first <= int(starts.min()) <= int(starts.max()) < self.first + self.count:
             raise IndexError(f"window indices must lie in 0 ... {self.count - 1}")
+        starts = starts.to(self.table.device)
         rows = starts[:, None] + torch.arange(self.input_length, device=starts.device)
         ahead = starts[:, None] + self.input_length + torch.arange(self.horizon, device=starts.device)
         return Window(self.table[rows], self.speed[ahead], self.valid[ahead])
@@ -104,8 +106,9 @@ class Windows:
 
     def to(self, device: torch.device | str) -> Windows:
         """The same windows with their tables on another device."""
-        tables = (tensor.to(device) for tensor in (self.table, self.speed, self.valid))
-        return Windows(*tables, self.first, self.count, self.input_length, self.horizon)
+        return dataclasses.replace(
+            self, table=self.table.to(device), speed=self.speed.to(device), valid=self.valid.to(device)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,12 +125,10 @@ class Split:
     def to(self, device: torch.device | str) -> Split:
         """The same split with its tables on another device; the three parts go on sharing them."""
         train = self.train.to(device)
-        tables = (train.table, train.speed, train.valid)
-        others = (
-            Windows(*tables, part.first, part.count, part.input_length, part.horizon)
-            for part in (self.validation, self.test)
+        validation, test = (
+            dataclasses.replace(train, first=part.first, count=part.count) for part in (self.validation, self.test)
         )
-        return Split(train, *others, self.scaler, self.protocol, self.traffic)
+        return dataclasses.replace(self, train=train, validation=validation, test=test)
 
 
 def borders(rows: int, protocol: Protocol = "dcrnn", input_length: int = 12, horizon: int = 12) -> Borders:
