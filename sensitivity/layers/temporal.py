@@ -30,7 +30,7 @@ class Draw:
 
 
 class Mask(NamedTuple):
-    """The additive mask of a call (or None), whether the kernel itself is to be causal, and the rows without any key."""
+    """The additive mask of a call, or None; whether the kernel itself is to be causal; the rows without any key."""
 
     bias: Tensor | None
     causal: bool
@@ -257,7 +257,7 @@ class TemporalAttention(nn.Module):
             visible = visible | empty
         bias = torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill(~visible, -math.inf)
         if math.isfinite(constant) and constant != 0.0:
-            bias = bias + constant * eye
+            bias = bias + constant * eye.to(bias.dtype)
         return Mask(bias if draw.bias is None else bias + draw.bias.to(like.dtype), False, empty)
 
     def _weights(self, query: Tensor, key: Tensor, mask: Mask) -> Float[Tensor, "sample head query key"]:

@@ -28,7 +28,8 @@ class Block(nn.Module):
 
     .. math::
 
-        h' = \mathrm{LN}(h + \mathrm{Dropout}(A(h) + U_1 u)), \quad h'' = \mathrm{LN}(h' + \mathrm{Dropout}(G(h') + U_2 u))
+        h' = \mathrm{LN}(h + \mathrm{Dropout}(A(h) + U_1 u)), \quad
+        h'' = \mathrm{LN}(h' + \mathrm{Dropout}(G(h') + U_2 u))
 
     with the time of day :math:`u`. There is no feed-forward part and no activation. Without a spatial module the second
     half is left out.

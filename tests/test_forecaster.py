@@ -1,0 +1,178 @@
+"""The paper's forecaster."""
+
+import math
+
+import pytest
+import torch
+from oracles import draw
+from tolerances import assert_close
+
+from sensitivity.errors import InputError
+from sensitivity.layers import DiagonalDropout, DiagonalMask, DiagonalPenalty, TemporalAttention
+from sensitivity.models import VARIANTS, Forecaster, variant_diagonal
+
+KINDS = ("as_published", "adaptive", "distance", "none")
+
+
+def small(**options):
+    torch.manual_seed(0)
+    options = {"dim": 8, "depth": 2, "heads": 2, "horizon": 5} | options
+    return Forecaster(3, **options).double()
+
+
+def graph_for(kind):
+    return torch.tensor([[1.0, 0.5, 0.0], [0.2, 1.0, 0.0], [0.3, 0.0, 1.0]]) if kind == "distance" else None
+
+
+def inputs(length=12, nodes=3, samples=2):
+    values = draw(samples, length, nodes, 2)
+    values[..., 1] = values[..., 1].abs() % 1
+    return values
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(207, 621_158), (10, 573_878)])
+def test_published_parameter_counts(nodes, count):
+    model = Forecaster(nodes)
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+    per_block = {sum(parameter.numel() for parameter in block.parameters()) for block in model.blocks}
+    assert per_block == {51_732 - 20 * (207 - nodes)}
+    assert model.blocks[0].temporal.width == 9
+
+
+def test_is_the_written_formula():
+    model = small().eval()
+    x = inputs()
+    speed, clock = x[..., :1].transpose(1, 2), x[..., 1:].transpose(1, 2)
+    table = torch.zeros(12, 8, dtype=torch.float64)
+    for step in range(12):
+        for k in range(4):
+            angle = step * 10000 ** (-2 * k / 8) * 8 / 12
+            table[step, 2 * k], table[step, 2 * k + 1] = math.sin(angle), math.cos(angle)
+    h = model.embedding(speed) + table
+    for block in model.blocks:
+        attention = block.temporal.softmax_attention(bias=None)
+        a = attention(h.reshape(6, 12, 8)).reshape(h.shape)
+        h = block.temporal_norm(a + block.temporal_clock(clock))
+        h = block.spatial_norm(h + block.spatial(h) + block.spatial_clock(clock))
+    assert_close(model.encode(x), h, "blocks")
+    steps = model.readout(torch.cat([h, clock], -1)).squeeze(-1)
+    expected = model.horizon_readout(steps).transpose(1, 2)
+    assert expected.shape == (2, 5, 3)
+    assert_close(model(x), expected, "blocks")
+
+
+def test_no_residual_drops_only_the_attention_residual():
+    x, block = inputs(), small(residual=False).eval().blocks[0]
+    states, clock = draw(2, 3, 12, 8), x[..., 1:].transpose(1, 2)
+    h = block.temporal_norm(block.temporal(states) + block.temporal_clock(clock))
+    assert not block.temporal.residual
+    assert_close(block(states, clock), block.spatial_norm(h + block.spatial(h) + block.spatial_clock(clock)), "blocks")
+    attention = block.temporal.softmax_attention()
+    assert not attention.residual
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_which_nodes_are_mixed(kind):
+    model = small(spatial=kind, graph=graph_for(kind)).eval()
+    x = inputs().requires_grad_(True)
+    (derivative,) = torch.autograd.grad(model(x)[:, :, 0].square().sum(), x)
+    own, others = derivative[:, :, 0, 0], derivative[:, :, 1:, 0]
+    assert own.abs().min() > 0
+    if kind in ("as_published", "none"):
+        assert (others == 0).all()
+    else:
+        assert others.abs().amax((0, 1)).min() > 0
+
+
+def test_distance_mixes_along_the_roads_only():
+    graph = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    model = small(spatial="distance", graph=graph).eval()
+    x = inputs().requires_grad_(True)
+    (derivative,) = torch.autograd.grad(model(x)[:, :, 0].square().sum(), x)
+    assert derivative[:, :, 1, 0].abs().max() > 0
+    assert (derivative[:, :, 2] == 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [1, 7, 12, 40])
+def test_encodes_any_length(kind, length):
+    model = small(spatial=kind, graph=graph_for(kind)).eval()
+    states = model.encode(inputs(length))
+    assert states.shape == (2, 3, length, 8)
+    assert torch.isfinite(states).all()
+
+
+def test_attention_layers_are_named_and_see_batch_node_time_dim():
+    model, seen = small(), []
+    names = [name for name, module in model.named_modules() if isinstance(module, TemporalAttention)]
+    assert names == ["blocks.0.temporal", "blocks.1.temporal"]
+    model.blocks[1].temporal.register_forward_pre_hook(lambda _, args: seen.append(tuple(args[0].shape)))
+    model.encode(inputs(9))
+    assert seen == [(2, 3, 9, 8)]
+
+
+def test_all_dropouts_have_the_one_rate():
+    model = small(dropout=0.25)
+    rates = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    assert len(rates) == 1 + 2 * 4
+    assert set(rates) == {0.25}
+    assert not torch.equal(model(inputs()), model(inputs()))
+    assert torch.equal(model.eval()(inputs()), model(inputs()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_config_rebuilds_the_model(kind, variant):
+    diagonal, residual = variant_diagonal(variant)
+    model = small(spatial=kind, graph=graph_for(kind), diagonal=diagonal, residual=residual, dropout=0.0)
+    again = Forecaster.from_config(model.config, graph=graph_for(kind)).double()
+    assert again.config == model.config
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again.eval()(inputs()), model.eval()(inputs()))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("length", [1, 12])
+def test_every_variant_trains(variant, length):
+    diagonal, residual = variant_diagonal(variant, p=0.5)
+    model = small(diagonal=diagonal, residual=residual, input_length=length)
+    model(inputs(length)).square().sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+def test_variants():
+    assert variant_diagonal("none") == (None, True)
+    assert variant_diagonal("no-residual") == (None, False)
+    assert isinstance(variant_diagonal("mask")[0], DiagonalMask)
+    penalty, dropout = variant_diagonal("penalty")[0], variant_diagonal("dropout", p=0.3, shared=True)[0]
+    assert isinstance(penalty, DiagonalPenalty)
+    assert penalty.value == -0.05
+    assert isinstance(dropout, DiagonalDropout)
+    assert dropout.config() == {"kind": "dropout", "p": 0.3, "where": "logits", "shared": True}
+    with pytest.raises(InputError, match="unknown variant 'full'; known: none, no-residual, mask, dropout, penalty"):
+        variant_diagonal("full")
+
+
+def test_each_block_has_a_regulariser_of_its_own():
+    model = small(diagonal=DiagonalMask())
+    assert model.blocks[0].temporal.diagonal is not model.blocks[1].temporal.diagonal
+
+
+def test_errors():
+    model = small()
+    with pytest.raises(InputError, match=r"the forecast takes 12 time steps, not 13; encode\(\) takes any number"):
+        model(inputs(13))
+    with pytest.raises(InputError, match=r"shape \(2, 12, 4, 2\); this model takes \(batch, time, 3, 2\)"):
+        model(inputs(nodes=4))
+    with pytest.raises(InputError, match=r"this model takes \(batch, time, 3, 2\)"):
+        model.encode(inputs()[..., :1])
+    with pytest.raises(InputError, match="depth must be an integer of at least 1, not 0"):
+        Forecaster(3, depth=0)
+    with pytest.raises(InputError, match="dim=72 is not divisible by heads=7; nearest that fit: 70 and 77"):
+        Forecaster(3, heads=7)
+    with pytest.raises(InputError, match="spatial='distance' needs the road graph"):
+        Forecaster(3, spatial="distance")
+    with pytest.raises(InputError, match=r"not the configuration of a Forecaster \(unknown: layers\)"):
+        Forecaster.from_config({"nodes": 3, "layers": 2})
+    with pytest.raises(InputError, match=r"not the configuration of a Forecaster \('nodes' is missing\)"):
+        Forecaster.from_config({"depth": 3})
