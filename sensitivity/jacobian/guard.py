@@ -1,0 +1,142 @@
+"""The border around a measurement: what it refuses, and the promise that the caller's model stays as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sensitivity.errors import InputError
+from sensitivity.jacobian.state import exact_arithmetic, kept_modules
+from sensitivity.modules import modules_of, unwrap
+
+_BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+@contextlib.contextmanager
+def measuring(model: nn.Module | Callable[..., Any] | None, stochastic: bool = False) -> Iterator[None]:
+    """Everything that a measurement needs around it; nests freely.
+
+    Inside: attention runs on the math backend without fast paths, float32 products are exact, autocast is off, parameters
+    are frozen and gradients can be taken. Afterwards, also after an error, these are bit-identical to before: mode, buffers,
+    gradients, ``requires_grad`` flags, random states, attention backends, fast path, autocast, float32 precision, default
+    dtype and thread count.
+
+    Args:
+        model: the module, or a callable; modules that a callable reaches through its closure, its owner or its arguments
+            are guarded too.
+        stochastic: lets a model in train mode through.
+
+    Raises:
+        InputError: inside ``torch.inference_mode``; parameters made there, or not finite; a model in train mode.
+    """
+    if torch.is_inference_mode_enabled():
+        raise InputError(
+            "torch.inference_mode is on, where no derivative can be taken; measure outside of that block "
+            "(torch.no_grad is fine)."
+        )
+    modules = modules_of(model)
+    for module in modules:
+        _check_parameters(module)
+        if not stochastic:
+            check_mode(module)
+    with exact_arithmetic(), kept_modules(modules):
+        if any(isinstance(part, nn.RNNBase) for module in modules for part in module.modules()):
+            torch.backends.cudnn.enabled = False  # cuDNN differentiates recurrent layers in train mode only
+        yield
+
+
+def check_mode(model: nn.Module) -> None:
+    """Refuses a model whose train mode changes what it computes, naming the first submodule that does.
+
+    A module that is in train mode without any effect (a plain ``Linear``, a dropout of probability 0) is let through.
+
+    Raises:
+        InputError: dropout of positive probability, batch statistics, or any module of another library whose code asks for
+            ``self.training``, in train mode.
+    """
+    for name, part in unwrap(model).named_modules():
+        effect = train_effect(part) if part.training else None
+        if effect is not None:
+            place = f"its submodule {name!r} ({type(part).__name__})" if name else f"{type(part).__name__}"
+            raise InputError(
+                f"the model is in train mode: {place} {effect}; call model.eval() first, or pass stochastic=n to average "
+                "over n draws."
+            )
+
+
+def train_effect(module: nn.Module) -> str | None:
+    """What train mode changes in this one module (not in its children), in words; None if nothing."""
+    probability = _dropout(module)
+    if probability > 0 and not (isinstance(module, nn.RNNBase) and module.num_layers == 1):
+        return f"draws a random mask at every call (p={probability:g})"
+    if isinstance(module, _BATCH_STATISTICS):
+        return "normalises with batch statistics and updates its buffers" if module.track_running_stats else None
+    if isinstance(module, nn.RReLU):
+        return "draws random slopes"
+    foreign = not type(module).__module__.startswith(("torch.nn.modules", "torch.nn.parallel"))
+    if foreign and probability < 0 and _asks_for_mode(type(module)):
+        return "computes something else in train mode"
+    return None
+
+
+def _dropout(module: nn.Module) -> float:
+    """The largest dropout probability among the module's own settings; -1 where it has none."""
+    found = -1.0
+    for name, value in vars(module).items():
+        if name == "p" or "drop" in name:
+            found = max(found, _number(value))
+        elif not isinstance(value, (Tensor, nn.Module)):
+            found = max(found, _number(getattr(value, "p", None)))
+    for child in module.children():  # a strategy that is a module of its own speaks for itself
+        if "drop" in type(child).__name__.lower():
+            found = max(found, 0.0)
+    return found
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else -1.0
+
+
+def _asks_for_mode(kind: type[nn.Module]) -> bool:
+    """Whether the class's own code (not that of torch) reads ``self.training``."""
+    for base in kind.__mro__:
+        if base is nn.Module or base.__module__.startswith("torch."):
+            continue
+        for member in vars(base).values():
+            code = getattr(inspect.unwrap(member) if callable(member) else member, "__code__", None)
+            if (
+                code is not None
+                and "training" in code.co_names
+                and member.__name__ not in ("train", "eval", "__init__")
+            ):
+                return True
+    return False
+
+
+def _check_parameters(module: nn.Module) -> None:
+    for name, value in module.named_parameters():
+        if value.is_inference():
+            raise InputError(
+                f"the parameter {name!r} was made inside torch.inference_mode and has no derivatives; build the model "
+                "outside of that block."
+            )
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            count = int((~torch.isfinite(value)).sum())
+            raise InputError(
+                f"the model's parameter {name!r} holds {count} NaN or infinite entries of {value.numel()}; "
+                "load another checkpoint or repair it before measuring."
+            )
+
+
+def upcast(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A copy of the model in another floating type, for half-precision models; the caller's model stays as it is.
+
+    Jacobian norms in bfloat16 or float16 are off by up to about one per cent; the copy's are not.
+    """
+    return copy.deepcopy(unwrap(model)).to(dtype)

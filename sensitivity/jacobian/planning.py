@@ -1,0 +1,83 @@
+"""Which engine, how many rows at a time, and whether it fits the memory budget."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from sensitivity.errors import InputError
+from sensitivity.jacobian import memory as memories
+from sensitivity.jacobian.cotangents import Cotangents
+from sensitivity.jacobian.independence import Trial
+from sensitivity.jacobian.replicated import Plan
+
+Engine = Literal["auto", "replicated", "rows", "vmap", "probes"]
+ENGINES: tuple[str, ...] = get_args(Engine)
+_CACHE = 2**25  # bytes per backward pass beyond which larger batches no longer pay
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a caller asks of the engine; see :func:`sensitivity.jacobian.autodiff.norm_maps`."""
+
+    engine: str = "auto"
+    chunk: int | None = None
+    memory: int | float | None = None
+    probes: int | None = None
+    generator: torch.Generator | None = None
+    stochastic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise InputError(f"unknown engine {self.engine!r}; choose one of {', '.join(ENGINES)}.")
+        if self.chunk is not None and (isinstance(self.chunk, bool) or self.chunk < 1):
+            raise InputError(f"chunk must be a positive number of rows, not {self.chunk!r}.")
+        if self.engine == "probes" and self.probes is None:
+            raise InputError("the engine 'probes' needs a number of probes, such as probes=32.")
+        if self.probes is not None and (isinstance(self.probes, bool) or self.probes < 2):
+            raise InputError(f"probes must be at least 2, not {self.probes!r}: one probe has no standard error.")
+
+
+def choose(tokens: Tensor, trial: Trial, cotangents: Cotangents, options: Options) -> Plan:
+    """How many copies of how many samples go through together within the budget.
+
+    Raises:
+        InputError: not even one row at a time fits (or not as many as the caller's chunk asks for).
+    """
+    allowed = memories.budget(options.memory, tokens.device)
+    samples, element = tokens.shape[0], tokens.element_size()
+    maps = 8 * samples * cotangents.queries * tokens.shape[1] * (1 if cotangents.signs is None else 2)
+    each = 2 * trial.per_copy + 4 * (tokens[0].numel() + trial.length * trial.out) * element
+    whole = not trial.independent
+    looping = options.engine == "rows" or whole
+    together = samples if whole else 1
+    chunk = 1 if options.chunk is None or looping else options.chunk
+    need = trial.fixed + each * together * chunk
+    memories.refuse_over(
+        maps + need,
+        allowed,
+        f"differentiating {samples} samples of {tokens.shape[1]} x {tokens.shape[2]} into {trial.length} x {trial.out} "
+        f"({memories.readable(maps)} of maps, {memories.readable(need)} for {chunk} rows at a time)",
+        f"pass {'a smaller chunk=, ' if chunk > 1 else ''}shorter tokens or fewer samples, or raise memory=",
+    )
+    fitting = (allowed - maps - trial.fixed) // each
+    if looping and options.engine != "vmap":
+        return Plan(1, samples if whole else max(1, min(samples, fitting)), trial.separate)
+    wanted = max(1, min(fitting, _CACHE // each)) if options.chunk is None else options.chunk
+    copies = min(len(cotangents), wanted)
+    if options.chunk is None:  # passes of equal size
+        copies = math.ceil(len(cotangents) / math.ceil(len(cotangents) / copies))
+    if options.engine == "vmap":
+        return Plan(copies, together, trial.separate, vmapped=True)
+    return Plan(copies, max(1, min(samples, wanted // copies)))
+
+
+def in_words(plan: Plan, cotangents: Cotangents) -> str:
+    """The engine's name in a result."""
+    kind = "vmapped VJP" if plan.vmapped else "replicated batch" if plan.copies > 1 else "row loop"
+    source = "" if cotangents.signs is None else f"{cotangents.per_query} Rademacher probes per query, "
+    return f"{source}{kind}, {plan.copies} row{'s' * (plan.copies > 1)} per backward pass"

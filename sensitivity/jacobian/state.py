@@ -1,0 +1,145 @@
+"""Snapshots of everything that a measurement must leave as it found it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
+
+
+@contextlib.contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """Differentiable, full-precision arithmetic: math attention, no fast paths, no autocast, no TF32, no compilation.
+
+    Every setting is put back afterwards, also after an error. Grad mode is switched on inside.
+    """
+    with contextlib.ExitStack() as stack:
+        for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(_kept_globals())
+        stack.enter_context(_full_precision())
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        torch.backends.mha.set_fastpath_enabled(False)
+        for name in _KERNELS:
+            _enable_kernel(name, name == "math")
+        yield
+
+
+@contextlib.contextmanager
+def _kept_globals() -> Iterator[None]:
+    """Restores kernel choices, random states, default dtype and thread count."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    kernels = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _KERNELS}
+    dtype, threads, cudnn = torch.get_default_dtype(), torch.get_num_threads(), torch.backends.cudnn.enabled
+    random = torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        for name, enabled in kernels.items():
+            _enable_kernel(name, enabled)
+        torch.set_default_dtype(dtype)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        torch.backends.cudnn.enabled = cudnn
+        torch.set_rng_state(random)
+        if devices is not None:
+            torch.cuda.set_rng_state_all(devices)
+
+
+def _enable_kernel(name: str, enabled: bool) -> None:
+    getattr(torch.backends.cuda, f"enable_{name}_sdp")(enabled)
+
+
+@contextlib.contextmanager
+def _full_precision() -> Iterator[None]:
+    """Float32 products in float32, by torch's older and newer settings; both are as before afterwards."""
+    places = [place for place in _precision_places() if hasattr(place, "fp32_precision")]
+    newer = [place.fp32_precision for place in places]
+    older = _older_precision()
+    try:
+        if older is not None:
+            torch.set_float32_matmul_precision("highest")
+            torch.backends.cudnn.allow_tf32 = False
+        for place in places:
+            place.fp32_precision = "ieee"
+        yield
+    finally:
+        if older is not None:
+            torch.set_float32_matmul_precision(older[0])
+            torch.backends.cudnn.allow_tf32 = older[1]
+        for place, value in zip(places, newer, strict=True):
+            if place.fp32_precision != value:
+                place.fp32_precision = value
+
+
+def _older_precision() -> tuple[str, bool] | None:
+    """The settings of the older interface; None where the caller used the newer one, which makes torch refuse to say."""
+    try:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return None
+
+
+def _precision_places() -> list[Any]:
+    """Where newer versions of torch keep the float32 precision, one setting per kind of operation."""
+    names = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+    places = []
+    for name in names:
+        place: Any = torch.backends
+        for part in name.split("."):
+            place = getattr(place, part, None)
+        if place is not None:
+            places.append(place)
+    return places
+
+
+@contextlib.contextmanager
+def kept_modules(modules: list[nn.Module]) -> Iterator[None]:
+    """Freezes the parameters of ``modules`` and restores mode, buffers, gradients and flags bit by bit.
+
+    Gradients are taken off while the block runs, so that nothing can add to them; the same tensors come back.
+    """
+    parts = list({id(part): part for module in modules for part in module.modules()}.values())
+    modes = [part.training for part in parts]
+    buffers = [{name: (value, _copy(value)) for name, value in part._buffers.items()} for part in parts]
+    parameters = list({id(value): value for module in modules for value in module.parameters()}.values())
+    before = [(value.grad, value.requires_grad) for value in parameters]
+    try:
+        for value in parameters:
+            value.grad = None
+            if value.is_leaf and value.is_floating_point():
+                value.requires_grad_(False)
+        yield
+    finally:
+        for value, (grad, flag) in zip(parameters, before, strict=True):
+            value.grad = grad
+            if value.requires_grad != flag:
+                value.requires_grad_(flag)
+        for part, mode, saved in zip(parts, modes, buffers, strict=True):
+            part.training = mode
+            _restore_buffers(part, saved)
+
+
+def _copy(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.detach().clone()
+
+
+def _restore_buffers(part: nn.Module, saved: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
+    for name in [name for name in part._buffers if name not in saved]:
+        del part._buffers[name]
+    with torch.no_grad():
+        for name, (value, copy) in saved.items():
+            if part._buffers.get(name) is not value:
+                part._buffers[name] = value
+            if value is not None and copy is not None and not torch.equal(value, copy):
+                value.copy_(copy)
