@@ -52,7 +52,7 @@ def test_the_interval_covers_the_truth_at_its_nominal_rate(samples, shared):
 
 
 def test_resampling_samples_sees_that_the_points_of_a_sample_depend_on_each_other():
-    """A level that all lengths of a sample share leaves the slope alone; noise of the same size of their own does not."""
+    """A level that all lengths of a sample share leaves the slope alone; noise of their own does not."""
 
     def width(shared):
         low, high = decay_exponent(LENGTHS, noisy(16, 0, shared=shared)).interval
