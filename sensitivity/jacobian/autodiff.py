@@ -40,8 +40,8 @@ def norm_maps(
 
     Rows are reduced to norms as they come, so the blocks are never held. Which engine:
 
-    - ``replicated``: copies of a sample along the batch, one forward pass, a cotangent for every copy. Needs samples that
-      are independent of one another, which is checked first.
+    - ``replicated``: copies of a sample along the batch, one forward pass, a cotangent for every copy. Needs samples
+      that are independent of one another, which is checked first.
     - ``rows``: one row per backward pass, over the batch as it is. Always right, slow.
     - ``vmap``: a vmapped backward pass through one forward pass; not for every operation.
     - ``probes``: random signs ``v``, for which :math:`E \|v^T J_{ij}\|^2 = \|J_{ij}\|_F^2`, with a standard error.
@@ -60,8 +60,8 @@ def norm_maps(
         stochastic: lets a function through that is random (dropout in train mode): one draw per Jacobian.
 
     Returns:
-        Norm maps ``(sample, query, key)`` in the type of the tokens (float32 for half precision), with the engine that was
-        used and why.
+        Norm maps ``(sample, query, key)`` in the type of the tokens (float32 for half precision), with the engine that
+        was used and why.
 
     Raises:
         InputError: tokens, output or options that cannot be used; more memory than the budget; a random function.

@@ -22,14 +22,14 @@ _BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._I
 def measuring(model: nn.Module | Callable[..., Any] | None, stochastic: bool = False) -> Iterator[None]:
     """Everything that a measurement needs around it; nests freely.
 
-    Inside: attention runs on the math backend without fast paths, float32 products are exact, autocast is off, parameters
-    are frozen and gradients can be taken. Afterwards, also after an error, these are bit-identical to before: mode, buffers,
-    gradients, ``requires_grad`` flags, random states, attention backends, fast path, autocast, float32 precision, default
-    dtype and thread count.
+    Inside: attention runs on the math backend without fast paths, float32 products are exact, autocast is off,
+    parameters are frozen and gradients can be taken. Afterwards, also after an error, these are bit-identical to
+    before: mode, buffers, gradients, ``requires_grad`` flags, random states, attention backends, fast path, autocast,
+    float32 precision, default dtype and thread count.
 
     Args:
-        model: the module, or a callable; modules that a callable reaches through its closure, its owner or its arguments
-            are guarded too.
+        model: the module, or a callable; modules that a callable reaches through its closure, its owner or its
+            arguments are guarded too.
         stochastic: lets a model in train mode through.
 
     Raises:
@@ -57,8 +57,8 @@ def check_mode(model: nn.Module) -> None:
     A module that is in train mode without any effect (a plain ``Linear``, a dropout of probability 0) is let through.
 
     Raises:
-        InputError: dropout of positive probability, batch statistics, or any module of another library whose code asks for
-            ``self.training``, in train mode.
+        InputError: dropout of positive probability, batch statistics, or any module of another library whose code asks
+            for ``self.training``, in train mode.
     """
     for name, part in unwrap(model).named_modules():
         effect = train_effect(part) if part.training else None

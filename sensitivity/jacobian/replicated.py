@@ -1,8 +1,8 @@
 """Rows of Jacobians by reverse mode: copies of a sample along the batch axis, each with a cotangent of its own.
 
-One forward pass carries ``copies`` replicas of a group of samples; every backward pass through it yields ``copies`` rows
-per sample. The row loop is the same with one copy. Rows are handed on as they come, so that memory grows with the copies
-and never with the size of the Jacobian.
+One forward pass carries ``copies`` replicas of a group of samples; every backward pass through it yields ``copies``
+rows per sample. The row loop is the same with one copy. Rows are handed on as they come, so that memory grows with the
+copies and never with the size of the Jacobian.
 """
 
 from __future__ import annotations

@@ -1,0 +1,82 @@
+"""Any submodule of a model as a function of the tokens that reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from sensitivity import checks
+from sensitivity.adapters.capture import Call, Forward, capture_input
+from sensitivity.adapters.outputs import Select, select_output
+from sensitivity.errors import InputError
+from sensitivity.modules import unwrap
+
+
+def submodule_function(
+    model: nn.Module, tokens: Any, name: str, *, forward: Forward | None = None, select: Select | None = None
+) -> tuple[Callable[[Tensor], Tensor], Float[Tensor, "sample time feature"]]:
+    """The submodule ``name`` as a function on ``(sample, time, feature)``, and the tokens that reach it.
+
+    All other arguments of the call (masks, offsets) stay as the model gave them. Arguments that are the tokens
+    themselves, such as keys and values in self-attention, follow the tokens.
+
+    Args:
+        model: the model; it is run once.
+        tokens: what the model is called with.
+        name: the submodule; ``name@1`` is its second call.
+        forward: how the model is called, ``forward(model, tokens)``.
+        select: which part of the submodule's output is meant.
+
+    Raises:
+        InputError: an unknown name, a submodule that did not run once, or that takes no floating tokens.
+    """
+    call = capture_input(model, tokens, name, forward)
+    module = dict(unwrap(model).named_modules(remove_duplicate=False))[name.partition("@")[0]]
+    given = _tokens_of(name, call)
+    time_first = getattr(module, "batch_first", True) is False and given.ndim == 3
+    arranged = given.transpose(0, 1) if time_first else given
+    folded = checks.tokens(arranged)
+
+    def run(value: Tensor) -> Tensor:
+        value = value.transpose(0, 1) if time_first else value
+
+        def put(argument: Any) -> Any:
+            return value if argument is given else argument
+
+        output = module(*map(put, call.args), **{key: put(argument) for key, argument in call.kwargs.items()})
+        output = select_output(output, select)
+        return output.transpose(0, 1) if time_first else output
+
+    if given.ndim <= 3:
+        return (run if given.ndim == 3 else lambda value: run(value[0])[None]), folded
+    return _folding(run, arranged, folded), folded
+
+
+def _tokens_of(name: str, call: Call) -> Tensor:
+    for value in (*call.args, *call.kwargs.values()):
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim >= 2:
+            return value
+    raise InputError(
+        f"layer {name!r} takes no floating tokens (sample, time, feature), so it has no Jacobian over time."
+    )
+
+
+def _folding(run: Callable[[Tensor], Tensor], given: Tensor, folded: Tensor) -> Callable[[Tensor], Tensor]:
+    """Tokens with more leading axes: folded where the submodule gives the same either way, else brought back each time."""
+    lead = given.shape[1:-2]
+
+    def unfolded(value: Tensor) -> Tensor:
+        output = run(value.reshape(-1, *lead, *value.shape[-2:]))
+        return output.reshape(-1, *output.shape[-2:])
+
+    with torch.no_grad():
+        expected = unfolded(folded)
+        try:
+            same = torch.allclose(run(folded), expected, rtol=1e-4, atol=1e-6)
+        except (RuntimeError, ValueError, IndexError):
+            same = False
+    return run if same else unfolded
