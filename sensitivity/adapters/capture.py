@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from sensitivity import checks
 from sensitivity.attention import SoftmaxAttention, describer
-from sensitivity.errors import InputError
+from sensitivity.errors import InputError, SensitivityWarning
 from sensitivity.modules import unwrap
 
 Forward = Callable[[Any, Any], Any]
@@ -76,12 +77,7 @@ def capture(
     wanted = _wanted(model, layers)
     calls = _record(model, tokens, wanted, forward)
     if layers is None:
-        calls = {name: found for name, found in calls.items() if found}
-        if not calls:
-            raise InputError(
-                f"none of the model's attention layers ({', '.join(wanted)}) ran as a module, so their tokens are not "
-                "known; call the layers instead of using their weights, or measure with backend='autodiff'."
-            )
+        calls = _those_that_ran(calls)
     captured: dict[str, Captured] = {}
     for name, found in calls.items():
         _check_ran(name, found)
@@ -192,6 +188,22 @@ def _check_ran(name: str, found: list[Call]) -> None:
             f"layer {name!r} did not run when the model ran: it is unused, or its weights are used without calling it; "
             "choose another layer, or pass forward= with a call that runs it."
         )
+
+
+def _those_that_ran(calls: dict[str, list[Call]]) -> dict[str, list[Call]]:
+    silent = [name for name, found in calls.items() if not found]
+    if len(silent) == len(calls):
+        raise InputError(
+            f"none of the model's attention layers ({_listed(silent)}) ran as a module, so their tokens are not known; "
+            "call the layers instead of using their weights, or measure with backend='autodiff'."
+        )
+    if silent:
+        warnings.warn(
+            f"left out, because they did not run when the model ran: {_listed(silent)}.",
+            SensitivityWarning,
+            stacklevel=3,
+        )
+    return {name: found for name, found in calls.items() if found}
 
 
 def _describe(name: str, module: nn.Module, call: Call) -> Captured:

@@ -60,9 +60,7 @@ def _tokens_of(name: str, call: Call) -> Tensor:
     for value in (*call.args, *call.kwargs.values()):
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim >= 2:
             return value
-    raise InputError(
-        f"layer {name!r} takes no floating tokens (sample, time, feature), so it has no Jacobian over time."
-    )
+    raise InputError(f"layer {name!r} takes no floating tokens (sample, time, feature), so it has no Jacobian.")
 
 
 def _folding(run: Callable[[Tensor], Tensor], given: Tensor, folded: Tensor) -> Callable[[Tensor], Tensor]:

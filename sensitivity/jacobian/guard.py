@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sensitivity.errors import InputError
-from sensitivity.jacobian.state import exact_arithmetic, kept_modules
+from sensitivity.jacobian.state import exact_arithmetic, kept_modules, refuse_inference_mode
 from sensitivity.modules import modules_of, unwrap
 
 _BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -35,11 +35,7 @@ def measuring(model: nn.Module | Callable[..., Any] | None, stochastic: bool = F
     Raises:
         InputError: inside ``torch.inference_mode``; parameters made there, or not finite; a model in train mode.
     """
-    if torch.is_inference_mode_enabled():
-        raise InputError(
-            "torch.inference_mode is on, where no derivative can be taken; measure outside of that block "
-            "(torch.no_grad is fine)."
-        )
+    refuse_inference_mode()
     modules = modules_of(model)
     for module in modules:
         _check_parameters(module)
@@ -65,8 +61,8 @@ def check_mode(model: nn.Module) -> None:
         if effect is not None:
             place = f"its submodule {name!r} ({type(part).__name__})" if name else f"{type(part).__name__}"
             raise InputError(
-                f"the model is in train mode: {place} {effect}; call model.eval() first, or pass stochastic=n to average "
-                "over n draws."
+                f"the model is in train mode: {place} {effect}; call model.eval() first, or pass stochastic=n to "
+                "average over n draws."
             )
 
 

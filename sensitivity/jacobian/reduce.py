@@ -124,7 +124,7 @@ def check_finite(values: Float[Tensor, "sample row key"], chunk: Rows, queries: 
         return
     sample, row, key = (int(part) for part in (~torch.isfinite(values)).nonzero()[0])
     raise RunError(
-        f"the derivative at (sample {chunk.samples.start + sample}, query {int(queries[row])}, key {key}) is not finite, "
-        f"in {tokens.dtype} under the math attention backend, although the output is; if a mask hides every key of some "
-        "row, let that row see one key, and look for square roots and divisions at zero in the model."
+        f"the derivative at (sample {chunk.samples.start + sample}, query {int(queries[row])}, key {key}) is not "
+        f"finite, in {tokens.dtype} under the math attention backend, although the output is; if a mask hides every "
+        "key of some row, let that row see one key, and look for square roots and divisions at zero in the model."
     )

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sensitivity.errors import InputError
+
 _KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 
 
@@ -18,7 +20,11 @@ def exact_arithmetic() -> Iterator[None]:
     """Differentiable, full-precision arithmetic: math attention, no fast paths, no autocast, no TF32, no compilation.
 
     Every setting is put back afterwards, also after an error. Grad mode is switched on inside.
+
+    Raises:
+        InputError: inside ``torch.inference_mode``.
     """
+    refuse_inference_mode()
     with contextlib.ExitStack() as stack:
         for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             stack.enter_context(torch.autocast(kind, enabled=False))
@@ -31,6 +37,19 @@ def exact_arithmetic() -> Iterator[None]:
         for name in _KERNELS:
             _enable_kernel(name, name == "math")
         yield
+
+
+def refuse_inference_mode() -> None:
+    """Refuses to work where autograd records nothing.
+
+    Raises:
+        InputError: inside ``torch.inference_mode``.
+    """
+    if torch.is_inference_mode_enabled():
+        raise InputError(
+            "torch.inference_mode is on, where no derivative can be taken; measure outside of that block "
+            "(torch.no_grad is fine)."
+        )
 
 
 @contextlib.contextmanager
@@ -83,7 +102,7 @@ def _full_precision() -> Iterator[None]:
 
 
 def _older_precision() -> tuple[str, bool] | None:
-    """The settings of the older interface; None where the caller used the newer one, which makes torch refuse to say."""
+    """The settings of the older interface; None where the caller used the newer one, and torch refuses to say."""
     try:
         return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     except RuntimeError:
