@@ -8,7 +8,8 @@ from typing import Any
 
 from sensitivity.errors import InputError
 from sensitivity.traffic.data import Traffic
-from sensitivity.traffic.readers import checksum, read
+from sensitivity.traffic.files import checksum
+from sensitivity.traffic.readers import read
 from sensitivity.traffic.synthetic import synthetic_city
 
 

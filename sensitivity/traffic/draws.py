@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import numpy as np
 import torch
 from jaxtyping import Float32, Int
@@ -12,7 +10,7 @@ from torch import Tensor
 from sensitivity.errors import InputError
 from sensitivity.traffic.data import Traffic
 from sensitivity.traffic.scaler import Scaler
-from sensitivity.traffic.windows import Part, Protocol, borders, inputs
+from sensitivity.traffic.windows import PARTS, borders, inputs
 
 
 def sequences(
@@ -21,10 +19,10 @@ def sequences(
     length: int,
     samples: int,
     seed: int = 0,
-    part: Part = "test",
+    part: str = "test",
     *,
     longest: int | None = None,
-    protocol: Protocol = "dcrnn",
+    protocol: str = "dcrnn",
     input_length: int = 12,
     horizon: int = 12,
     day_of_week: bool = False,
@@ -66,16 +64,16 @@ def end_rows(
     traffic: Traffic,
     samples: int,
     seed: int = 0,
-    part: Part = "test",
+    part: str = "test",
     longest: int = 1,
-    protocol: Protocol = "dcrnn",
+    protocol: str = "dcrnn",
     input_length: int = 12,
     horizon: int = 12,
 ) -> Int[Tensor, " sample"]:
     """The rows at which the sequences of :func:`sequences` end, in order of time."""
     rows = len(traffic.speed)
-    if part not in get_args(Part):
-        raise InputError(f"unknown part {part!r}; choose one of {', '.join(get_args(Part))}.")
+    if part not in PARTS:
+        raise InputError(f"unknown part {part!r}; choose one of {', '.join(PARTS)}.")
     first, count = 0, rows
     if part != "all":
         start, count = getattr(borders(rows, protocol, input_length, horizon), part)

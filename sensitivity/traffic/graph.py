@@ -13,6 +13,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from sensitivity.errors import InputError
+from sensitivity.traffic.files import check_file, reason
 
 THRESHOLD = 0.1
 """Weights below this are set to 0, as in METR-LA's published graph."""
@@ -71,19 +72,6 @@ def read_graph(path: str | os.PathLike[str], sensor_ids: list[str], named: bool 
     return torch.from_numpy(matrix[np.ix_(rows, rows)].astype(np.float32))
 
 
-def check_file(path: Path, what: str) -> Path:
-    """Refuses a path at which there is no file.
-
-    Raises:
-        InputError: nothing there, or a directory.
-    """
-    if path.is_dir():
-        raise InputError(f"{path} is a directory; {what} is a file.")
-    if not path.exists():
-        raise InputError(f"there is no file {path} for {what}; check the path (nothing is downloaded).")
-    return path
-
-
 def _load(path: Path, sensor_ids: list[str]) -> tuple[dict[str, int] | None, Any]:
     """Ids (or None) and matrix of any kind of graph file."""
     suffix = path.suffix.lower()
@@ -99,7 +87,7 @@ def _load(path: Path, sensor_ids: list[str]) -> tuple[dict[str, int] | None, Any
     except (OSError, ValueError, EOFError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path} cannot be read as a graph ({error}).") from error
+        raise InputError(f"{path} cannot be read as a graph ({reason(error)}).") from error
     raise InputError(f"{path} is no graph that can be read: its name must end in .pkl, .npy, .npz or .csv.")
 
 
@@ -138,7 +126,7 @@ def _from_pickle(path: Path) -> tuple[dict[str, int] | None, Any]:
         except InputError:
             raise
         except Exception as error:  # a damaged pickle can raise nearly anything
-            raise InputError(f"{path} is not a complete pickle ({type(error).__name__}: {error}).") from error
+            raise InputError(f"{path} is not a complete pickle ({reason(error)}).") from error
     if isinstance(content, np.ndarray):
         return None, content
     if not (isinstance(content, list | tuple) and len(content) == 3 and isinstance(content[2], np.ndarray)):
@@ -161,7 +149,9 @@ def _latin1(text: str, codec: str) -> bytes:
     return text.encode("latin1")
 
 
-def _frombuffer(buffer: bytes, dtype: np.dtype, shape: tuple[int, ...], order: Literal["C", "F"]) -> np.ndarray:
+def _frombuffer(
+    buffer: bytes | bytearray, dtype: np.dtype, shape: tuple[int, ...], order: Literal["C", "F"]
+) -> np.ndarray:
     """What NumPy pickles contiguous arrays with."""
     return np.frombuffer(buffer, dtype=dtype).reshape(shape, order=order)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sensitivity.errors import InputError
+from sensitivity.traffic.files import reason
 
 _UNITS = {"s": 1e11, "ms": 1e14, "us": 1e17, "ns": float("inf")}
 """Units of integer times since 1970, and the magnitude below which each is meant, where a file does not say."""
@@ -38,7 +39,7 @@ def read_hdf5(path: Path, key: str | None = None) -> tuple[np.ndarray, np.ndarra
             return _read_table(_find_table(file, key, path), path)
     except (OSError, RuntimeError, KeyError) as error:
         raise InputError(
-            f"{path} cannot be read to its end ({str(error).strip(chr(39))}); it may be truncated or compressed by a "
+            f"{path} cannot be read to its end ({reason(error)}); it may be truncated or compressed by a "
             "filter that h5py lacks: get it again and compare its checksum."
         ) from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import warnings
 from pathlib import Path
@@ -13,7 +12,8 @@ import numpy as np
 
 from sensitivity.errors import InputError, SensitivityWarning
 from sensitivity.traffic.data import Traffic, assemble
-from sensitivity.traffic.graph import check_file, read_graph
+from sensitivity.traffic.files import check_file, checksum, reason
+from sensitivity.traffic.graph import read_graph
 from sensitivity.traffic.hdf5 import epoch_times, read_hdf5
 from sensitivity.traffic.text import read_csv
 
@@ -31,7 +31,7 @@ def read(
     key: str | None = None,
     channel: int = 0,
     start: str | None = None,
-    step: float | None = None,
+    step: float | int | None = None,
 ) -> Traffic:
     """Reads speeds, in mph, and on request their road graph.
 
@@ -100,15 +100,6 @@ def write(traffic: Traffic, path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def checksum(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def _read_raw(path: Path, key: str | None, channel: int) -> _Raw:
     """Values ``(time, node)``, and times and names if the file has them."""
     suffix = path.suffix.lower()
@@ -126,7 +117,7 @@ def _read_raw(path: Path, key: str | None, channel: int) -> _Raw:
     except InputError:
         raise
     except Exception as error:  # zip, header and pickle errors are of many kinds
-        raise InputError(f"{path} is not a complete {suffix} file of numbers ({error}).") from error
+        raise InputError(f"{path} is not a complete {suffix} file of numbers ({reason(error)}).") from error
 
 
 def _from_npz(arrays: dict[str, np.ndarray], key: str | None, channel: int, path: Path) -> _Raw:
@@ -158,7 +149,7 @@ def _speeds(array: np.ndarray, channel: int, path: Path) -> np.ndarray:
     return array[:, :, channel].astype(np.float64)
 
 
-def _count_times(rows: int, start: str | None, step: float | None, path: Path) -> np.ndarray:
+def _count_times(rows: int, start: str | None, step: float | int | None, path: Path) -> np.ndarray:
     """Times of a file that has none."""
     if start is None or step is None:
         warnings.warn(

@@ -51,9 +51,9 @@ def synthetic_city(
     seed: int = 0,
     *,
     step: int = 5,
-    missing: float = 0.08,
-    noise: float = 1.5,
-    incidents: float = 6.0,
+    missing: float | int = 0.08,
+    noise: float | int = 1.5,
+    incidents: float | int = 6.0,
     echo: int = 45,
 ) -> Traffic:
     """A city's traffic: the same arguments give the same data.
@@ -161,7 +161,7 @@ def rhythm(times: np.ndarray) -> np.ndarray:
 
 
 def congestion(
-    network: RoadNetwork, demand: np.ndarray, rng: np.random.Generator, step: int, incidents: float, echo: int
+    network: RoadNetwork, demand: np.ndarray, rng: np.random.Generator, step: int, incidents: float | int, echo: int
 ) -> np.ndarray:
     """Congestion ``(time, node)`` >= 0: every incident's wave, and its echo, arrives after distance / wave speed.
 
@@ -197,7 +197,7 @@ def _spread(impulses: np.ndarray, step: int) -> np.ndarray:
 
 
 def _speeds(
-    network: RoadNetwork, demand: np.ndarray, jam: np.ndarray, noise: float, rng: np.random.Generator
+    network: RoadNetwork, demand: np.ndarray, jam: np.ndarray, noise: float | int, rng: np.random.Generator
 ) -> np.ndarray:
     """Speeds in mph: free flow, slowed by demand and by congestion, then measured."""
     rows, nodes = jam.shape
@@ -211,7 +211,7 @@ def _speeds(
     return (flow + noise * rng.standard_normal((rows, nodes))).clip(3, 70)
 
 
-def _holes(rows: int, nodes: int, missing: float, step: int, rng: np.random.Generator) -> np.ndarray:
+def _holes(rows: int, nodes: int, missing: float | int, step: int, rng: np.random.Generator) -> np.ndarray:
     """True where a reading is missing: bursts of about an hour, and single ones."""
     length = max(2.0, 60 / step)
     covered = -math.log1p(-0.8 * missing)  # bursts overlap

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float32, Int
@@ -15,8 +15,8 @@ from sensitivity.errors import InputError
 from sensitivity.traffic.data import Traffic
 from sensitivity.traffic.scaler import Scaler
 
-Protocol = Literal["dcrnn", "paper"]
-Part = Literal["train", "validation", "test", "all"]
+PROTOCOLS = ("dcrnn", "paper")
+PARTS = ("train", "validation", "test", "all")
 
 
 class Window(NamedTuple):
@@ -131,7 +131,7 @@ class Split:
         return dataclasses.replace(self, train=train, validation=validation, test=test)
 
 
-def borders(rows: int, protocol: Protocol = "dcrnn", input_length: int = 12, horizon: int = 12) -> Borders:
+def borders(rows: int, protocol: str = "dcrnn", input_length: int = 12, horizon: int = 12) -> Borders:
     """Where the parts lie among ``rows`` rows.
 
     ``dcrnn``: all ``S = rows - input_length - horizon + 1`` windows first; the first round(0.7 S) train, the last
@@ -144,8 +144,8 @@ def borders(rows: int, protocol: Protocol = "dcrnn", input_length: int = 12, hor
     Raises:
         InputError: unknown protocol, lengths below 1, or a part without a window.
     """
-    if protocol not in get_args(Protocol):
-        raise InputError(f"unknown protocol {protocol!r}; choose one of {', '.join(get_args(Protocol))}.")
+    if protocol not in PROTOCOLS:
+        raise InputError(f"unknown protocol {protocol!r}; choose one of {', '.join(PROTOCOLS)}.")
     for name, value in (("input_length", input_length), ("horizon", horizon)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"{name} must be an integer of at least 1, not {value!r}.")
@@ -170,7 +170,7 @@ def borders(rows: int, protocol: Protocol = "dcrnn", input_length: int = 12, hor
 
 def split(
     traffic: Traffic,
-    protocol: Protocol = "dcrnn",
+    protocol: str = "dcrnn",
     input_length: int = 12,
     horizon: int = 12,
     *,

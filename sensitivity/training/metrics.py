@@ -38,7 +38,7 @@ class MaskedMetrics:
         horizons: steps that are reported on their own.
     """
 
-    def __init__(self, floor: float = FLOOR, horizons: tuple[int, ...] = HORIZONS) -> None:
+    def __init__(self, floor: float | int = FLOOR, horizons: tuple[int, ...] = HORIZONS) -> None:
         if not floor > 0:
             raise InputError(f"the floor of MAPE must be above 0 mph, not {floor!r}.")
         self.floor = floor
@@ -47,11 +47,11 @@ class MaskedMetrics:
 
     def update(
         self,
-        prediction: Float[Tensor, "*batch horizon node"],
-        target: Float[Tensor, "*batch horizon node"],
-        mask: Bool[Tensor, "*batch horizon node"],
+        prediction: Float[Tensor, "..."],
+        target: Float[Tensor, "..."],
+        mask: Bool[Tensor, "..."],
     ) -> None:
-        """Adds a batch.
+        """Adds a batch; all three ``(..., horizon, node)``.
 
         Args:
             prediction: mph.
@@ -144,13 +144,13 @@ def check_shapes(prediction: Tensor, target: Tensor, mask: Tensor) -> None:
     """
     if not prediction.shape == target.shape == mask.shape or prediction.ndim < 2:
         raise InputError(
-            f"prediction {tuple(prediction.shape)}, target {tuple(target.shape)} and mask {tuple(mask.shape)} must have "
-            "one shape (..., horizon, node)."
+            f"prediction {tuple(prediction.shape)}, target {tuple(target.shape)} and mask {tuple(mask.shape)} must be "
+            "of one shape (..., horizon, node)."
         )
 
 
 def score(
-    forecast: Float[Tensor, "window horizon node"], windows: Windows, size: int = 512, floor: float = FLOOR
+    forecast: Float[Tensor, "window horizon node"], windows: Windows, size: int = 512, floor: float | int = FLOOR
 ) -> Scores:
     """Scores a forecast of all ``windows`` in mph, such as a naive one."""
     metrics = MaskedMetrics(floor)
@@ -160,13 +160,14 @@ def score(
 
 
 def masked_mae(
-    prediction: Float[Tensor, "*batch horizon node"],
-    target: Float[Tensor, "*batch horizon node"],
-    mask: Bool[Tensor, "*batch horizon node"],
+    prediction: Float[Tensor, "..."],
+    target: Float[Tensor, "..."],
+    mask: Bool[Tensor, "..."],
 ) -> Float[Tensor, ""]:
     """Mean of ``|prediction - target|`` over the entries that the mask keeps: a training loss, in mph.
 
-    A batch without one valid target gives 0 with a graph (all gradients exactly 0) and a warning.
+    All three are ``(..., horizon, node)``. A batch without one valid target gives 0 with a graph (all gradients exactly
+    0) and a warning.
 
     Raises:
         InputError: shapes that differ.
@@ -188,9 +189,9 @@ class MaskedMAE:
 
     def __call__(
         self,
-        prediction: Float[Tensor, "*batch horizon node"],
-        target: Float[Tensor, "*batch horizon node"],
-        mask: Bool[Tensor, "*batch horizon node"],
+        prediction: Float[Tensor, "..."],
+        target: Float[Tensor, "..."],
+        mask: Bool[Tensor, "..."],
     ) -> Float[Tensor, ""]:
         """The loss of one batch."""
         check_shapes(prediction, target, mask)
