@@ -90,6 +90,9 @@ class Forecaster(nn.Module):
         InputError: a size below 1, heads that do not divide ``dim``, an unknown spatial module, or an unfit graph.
     """
 
+    NAMES = ("nodes", "input_length", "horizon", "dim", "depth", "heads", "dropout", "spatial", "diagonal", "residual")
+    """The entries of ``config``."""
+
     def __init__(
         self,
         nodes: int,
@@ -131,7 +134,7 @@ class Forecaster(nn.Module):
         Raises:
             InputError: names that no forecaster has, or values that it refuses.
         """
-        unknown = sorted(set(config) - {"nodes", *_OPTIONS})
+        unknown = sorted(set(config) - set(cls.NAMES))
         if unknown or "nodes" not in config:
             fault = f"unknown: {', '.join(unknown)}" if unknown else "'nodes' is missing"
             raise InputError(f"this is not the configuration of a Forecaster ({fault}).")
@@ -189,9 +192,6 @@ class Forecaster(nn.Module):
         )
         spatial = spatial_layer(config["spatial"], self.nodes, config["dim"], config["dropout"], graph)
         return Block(temporal, spatial, config["dropout"])
-
-
-_OPTIONS = ("input_length", "horizon", "dim", "depth", "heads", "dropout", "spatial", "diagonal", "residual")
 
 
 def variant_diagonal(
