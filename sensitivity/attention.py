@@ -70,9 +70,10 @@ class SoftmaxAttention:
     """
 
     query_weight: Float[Tensor, "head width dim"]
-    key_weight: Float[Tensor, "head width key_dim"]
-    value_weight: Float[Tensor, "head value_width value_dim"]
-    output_weight: Float[Tensor, "head out value_width"]
+    # axes that must agree have names of their own here, so that __post_init__ can say what is wrong
+    key_weight: Float[Tensor, "key_heads key_width key_dim"]
+    value_weight: Float[Tensor, "value_heads value_width value_dim"]
+    output_weight: Float[Tensor, "output_heads out output_width"]
     query_bias: Float[Tensor, "head width"] | None = None
     key_bias: Float[Tensor, "head width"] | None = None
     value_bias: Float[Tensor, "head value_width"] | None = None

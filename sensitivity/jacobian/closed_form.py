@@ -194,7 +194,10 @@ def _frobenius_tile(
     if heads:
         maps.heads = _root(per_pair[:, geometry.first == geometry.second])
     if paths:
-        maps.paths = {"value": _value_norms(geometry, rows), "key": _root(brackets.weighted(value_path=False).sum(dim=1))}
+        maps.paths = {
+            "value": _value_norms(geometry, rows),
+            "key": _root(brackets.weighted(value_path=False).sum(dim=1)),
+        }
     _put_diagonal(maps, attention, rows, "frobenius")
     return maps
 

@@ -55,9 +55,7 @@ class Geometry:
             keys=scale**2 * w_k[first] @ w_k[second].mT,
         )
 
-    def columns(
-        self, value: Float[Tensor, "sample head key value_width"]
-    ) -> Float[Tensor, "sample pair key features"]:
+    def columns(self, value: Float[Tensor, "sample head key value_width"]) -> Float[Tensor, "sample pair key features"]:
         """Column features of every key: :math:`[v^h_j, v^g_j, 1, v^h_j G^{hg} v^g_j]`."""
         first, second = value[:, self.first], value[:, self.second]
         ones = torch.ones_like(first[..., :1])

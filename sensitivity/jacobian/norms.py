@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sensitivity.errors import InputError
 
-Norm = Literal["frobenius", "rms", "spectral"]
-NORMS: tuple[str, ...] = get_args(Norm)
+Norm: TypeAlias = str  # one of NORMS; checked by check_norm, so that a wrong one gets a sentence
+NORMS = ("frobenius", "rms", "spectral")
 PATHS = ("residual", "value", "key", "query")
 
 
