@@ -117,14 +117,10 @@ class TemporalAttention(nn.Module):
         mask = self._mask(length, padding, draw, query)
         weights = self._weights(query, key, mask) if need_weights or draw.multiplier is not None else None
         if weights is None:
-            mixed = functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask.bias, dropout_p=rate, is_causal=mask.causal
-            )
+            mixed = _fused(query, key, value, mask, rate)
         else:
             used = weights if draw.multiplier is None else weights * draw.multiplier
             mixed = functional.dropout(used, rate) @ value
-        if mask.empty is not None:
-            mixed = mixed.masked_fill(mask.empty, 0.0)
         out = self.output(mixed.transpose(1, 2).reshape(tokens.shape))
         out = self.output_dropout(out if offset is None else out + offset)
         out = tokens + out if self.residual else out
@@ -269,6 +265,16 @@ class TemporalAttention(nn.Module):
             scores = scores + mask.bias
         weights = torch.softmax(scores, dim=-1)
         return weights if mask.empty is None else weights.masked_fill(mask.empty, 0.0)
+
+
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, rate: float
+) -> Float[Tensor, "sample head time width"]:
+    """Attention by torch's fused kernels, where there is one for the mask and the device."""
+    mixed = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask.bias, dropout_p=rate, is_causal=mask.causal
+    )
+    return mixed if mask.empty is None else mixed.masked_fill(mask.empty, 0.0)
 
 
 def check_dropout(value: float, name: str) -> float:
