@@ -8,13 +8,18 @@ from typing import Any
 from sensitivity import adapters as _adapters  # registers the layers that can be described
 from sensitivity.attention import SoftmaxAttention
 from sensitivity.errors import InputError, RunError, SensitivityError, SensitivityWarning
+from sensitivity.measure import blocks, measure
+from sensitivity.result import SensitivityMap
 
 __all__ = [
     "InputError",
     "RunError",
     "SensitivityError",
+    "SensitivityMap",
     "SensitivityWarning",
     "SoftmaxAttention",
+    "blocks",
+    "measure",
 ]
 __version__ = "0.1.0"
 
