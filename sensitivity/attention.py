@@ -63,7 +63,8 @@ class SoftmaxAttention:
             diagonal is the only visible key of a row it stays visible, so that the row is defined.
         padding: True at padded positions, ``(sample, time)``: hidden as keys, and left out as queries.
         residual: whether :math:`x_i` is added.
-        multiplier: :math:`m_{ij}`, a sampled post-softmax dropout multiplier, broadcast to ``(sample, head, query, key)``.
+        multiplier: :math:`m_{ij}`, sampled factors on the weights after the softmax, broadcast to
+            ``(sample, head, query, key)``.
 
     Raises:
         InputError: weights that do not fit together, or that are not finite.
@@ -363,7 +364,8 @@ class SoftmaxAttention:
         value: Tensor = getattr(self, name)
         if any(size not in (1, length) for size in value.shape[-2:]):
             raise InputError(
-                f"the attention layer's {name} is {tuple(value.shape[-2:])} (query, key), but there are {length} tokens."
+                f"the attention layer's {name} is {tuple(value.shape[-2:])} (query, key), but there are {length} "
+                "tokens."
             )
         return value if value.shape[-2] == 1 else value[:, :, rows]
 

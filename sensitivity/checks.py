@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -30,7 +32,7 @@ def finite(tensor: Tensor, name: str) -> Tensor:
     return tensor
 
 
-def tokens(value: Tensor, dim: int | None = None) -> Float[Tensor, "sample time feature"]:
+def tokens(value: Any, dim: int | None = None) -> Float[Tensor, "sample time feature"]:
     """Brings tokens to ``(sample, time, feature)`` and checks them.
 
     A two-dimensional tensor is one sample; further leading axes (nodes, for instance) are folded into ``sample``.

@@ -6,7 +6,7 @@ import platform
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from sensitivity.errors import InputError
@@ -21,8 +21,8 @@ BACKENDS = ("auto", "closed_form", "autodiff")
 
 
 def measure(
-    model: Model,
-    tokens: Tensor,
+    model: Model | Any,
+    tokens: Any,
     *,
     layer: str | None = None,
     norm: Norm = "frobenius",
@@ -31,7 +31,7 @@ def measure(
     residual: bool | None = None,
     backend: str = "auto",
     seed: int = 0,
-    padding: Bool[Tensor, "sample time"] | None = None,
+    padding: Tensor | None = None,
     select: Any = None,
     stochastic: int = 0,
     probes: int | None = None,
@@ -72,13 +72,14 @@ def measure(
     Raises:
         InputError: what was handed in cannot be measured; the message says why and what to do.
 
+    >>> from sensitivity import SoftmaxAttention
     >>> layer = SoftmaxAttention.random(dim=8, heads=2)
     >>> found = measure(layer, torch.randn(4, 16, 8), paths=True)
     >>> tuple(found.norms.shape), sorted(found.paths)
     ((4, 16, 16), ['key', 'query', 'residual', 'value'])
     """
     check_norm(norm)
-    stochastic = _check_options(backend, stochastic, probes)
+    stochastic = _check_options(model, backend, stochastic, probes)
     with measuring(unwrap(model), stochastic=stochastic > 0):
         target = find_target(model, tokens, layer, residual, padding, select, dtype)
         if target.in_closed_form(backend, stochastic):
@@ -93,14 +94,14 @@ def measure(
 
 
 def blocks(
-    model: Model,
-    tokens: Tensor,
+    model: Model | Any,
+    tokens: Any,
     *,
     layer: str | None = None,
     paths: bool = False,
     residual: bool | None = None,
     backend: str = "auto",
-    padding: Bool[Tensor, "sample time"] | None = None,
+    padding: Tensor | None = None,
     select: Any = None,
     dtype: torch.dtype | None = None,
     chunk: int | None = None,
@@ -115,7 +116,7 @@ def blocks(
     Raises:
         InputError: what was handed in cannot be measured, or the blocks do not fit the budget.
     """
-    _check_options(backend, 0, None)
+    _check_options(model, backend, 0, None)
     with measuring(unwrap(model)):
         target = find_target(model, tokens, layer, residual, padding, select, dtype)
         if not target.in_closed_form(backend, 0):
@@ -138,7 +139,9 @@ def blocks(
     return by_path if paths else by_path["residual"] + by_path["value"] + by_path["key"] + by_path["query"]
 
 
-def _check_options(backend: str, stochastic: int, probes: int | None) -> int:
+def _check_options(model: Any, backend: str, stochastic: int, probes: int | None) -> int:
+    if not callable(model):
+        raise InputError(f"model must be a module, a callable or a SoftmaxAttention, not {type(model).__name__}.")
     if backend not in BACKENDS:
         raise InputError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}.")
     if isinstance(stochastic, bool) or not isinstance(stochastic, int) or stochastic < 0:

@@ -99,7 +99,7 @@ class Target:
 
 
 def find_target(
-    model: Model,
+    model: Model | Any,
     tokens: Any,
     layer: str | None,
     residual: bool | None,
@@ -121,10 +121,8 @@ def find_target(
         target = _submodule(model, tokens, layer, select)
     elif isinstance(model, SoftmaxAttention):
         target = Target(model, checks.tokens(tokens, model.dim), model, "attention")
-    elif callable(model):
-        target = _whole(model, checks.tokens(tokens), select)
     else:
-        raise InputError(f"model must be a module, a callable or a SoftmaxAttention, not {type(model).__name__}.")
+        target = _whole(model, checks.tokens(tokens), select)
     return target.with_residual(residual).with_padding(padding)
 
 

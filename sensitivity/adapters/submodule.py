@@ -64,7 +64,7 @@ def _tokens_of(name: str, call: Call) -> Tensor:
 
 
 def _folding(run: Callable[[Tensor], Tensor], given: Tensor, folded: Tensor) -> Callable[[Tensor], Tensor]:
-    """Tokens with more leading axes: folded where the submodule gives the same either way, else brought back each time."""
+    """Tokens with more leading axes: folded where that gives the same, else brought back to them each time."""
     lead = given.shape[1:-2]
 
     def unfolded(value: Tensor) -> Tensor:
@@ -75,6 +75,6 @@ def _folding(run: Callable[[Tensor], Tensor], given: Tensor, folded: Tensor) -> 
         expected = unfolded(folded)
         try:
             same = torch.allclose(run(folded), expected, rtol=1e-4, atol=1e-6)
-        except (RuntimeError, ValueError, IndexError):
+        except Exception:  # whatever a module of another shape makes of folded tokens
             same = False
     return run if same else unfolded

@@ -80,7 +80,7 @@ def norm_maps(
     weights: bool = True,
     tolerance: float = 1e-6,
 ) -> NormMaps:
-    r"""Norm of every block, at about the cost of the layer's forward pass and without building a block off the diagonal.
+    r"""Norm of every block, at about the cost of a forward pass and without building a block off the diagonal.
 
     Off the diagonal, with one inner product per head pair of a feature of row i and a feature of column j,
 

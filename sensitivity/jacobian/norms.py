@@ -26,7 +26,7 @@ class NormMaps:
         diagonal: norms of the diagonal blocks with the residual path (the identity) removed, ``(sample, query)``; None
             where input and output widths or lengths differ.
         paths: norms of each path's blocks, ``(sample, query, key)``, by name; empty unless asked for.
-        heads: norms of each head's blocks, all its paths together, without the residual, ``(sample, head, query, key)``.
+        heads: norms of each head's blocks, its paths together without the residual, ``(sample, head, query, key)``.
         attention: attention weights before dropout, ``(sample, head, query, key)``.
         standard_error: standard error of ``total`` where it was estimated from probes.
         engine: which way the numbers were computed, in words.

@@ -15,14 +15,14 @@ OUTER = 2**24  # numbers in the table of value-key products that a covariance ma
 
 @dataclass
 class Rows:
-    """Some query rows of some samples.
+    r"""Some query rows of some samples.
 
     Attributes:
         index: the query times, ``(row,)``.
         query: :math:`q_i`.
         weights: :math:`a_{ij}`, before dropout.
         alpha: :math:`m_{ij} a_{ij}`; the weights themselves where nothing is dropped.
-        mean: :math:`o_i = \\sum_l m_{il} a_{il} v_l` of the (centred) values of ``source``.
+        mean: :math:`o_i = \sum_l m_{il} a_{il} v_l` of the (centred) values of ``source``.
         dropped: whether a multiplier is there.
         source: where they come from.
     """
@@ -68,8 +68,8 @@ class Rows:
 class RowSource:
     """Queries, keys and values of some samples, from which rows are drawn.
 
-    Keys are centred over time, and values too where nothing is dropped: the closed form only sees their differences, and
-    large common offsets would cost digits.
+    Keys are centred over time, and values too where nothing is dropped: the closed form only sees their differences,
+    and large common offsets would cost digits.
     """
 
     def __init__(

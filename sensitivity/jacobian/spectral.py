@@ -72,8 +72,8 @@ class BlockOperator:
 def norms(operator: BlockOperator, tolerance: float, seed: int = 0) -> Float[Tensor, "sample row key"]:
     """Largest singular value of every block, to the relative ``tolerance``.
 
-    Lanczos on :math:`J^T J` with full reorthogonalisation from a seeded random start; it ends when the estimated error of
-    every block is below the tolerance, or when the Krylov space is the whole space and the value is exact.
+    Lanczos on :math:`J^T J` with full reorthogonalisation from a seeded random start; it ends when the estimated error
+    of every block is below the tolerance, or when the Krylov space is the whole space and the value is exact.
     """
     shape, dim = operator.value.shape[:3], operator.gradient.shape[-1]
     generator = torch.Generator().manual_seed(seed)

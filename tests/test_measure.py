@@ -1,0 +1,322 @@
+"""The front door: what it accepts, what it refuses, and that it leaves everything as it was."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from oracles import dense_jacobian, draw, norm_map
+from tolerances import assert_close
+from torch import nn
+
+import sensitivity
+from sensitivity import InputError, SoftmaxAttention, blocks, measure
+from sensitivity.layers import DiagonalDropout, DiagonalMask, DiagonalPenalty, TemporalAttention
+from sensitivity.models import Forecaster
+
+TOKENS = draw(2, 5, 8)
+
+
+def temporal(**options) -> TemporalAttention:
+    torch.manual_seed(0)
+    return TemporalAttention(8, 2, **options).double().eval()
+
+
+def encoder(layers: int = 2) -> nn.TransformerEncoder:
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.1)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).double().eval()
+
+
+@pytest.mark.parametrize("norm", ["frobenius", "rms", "spectral"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"residual": False}, {"diagonal": DiagonalMask()}, {"diagonal": DiagonalPenalty(-0.5)}],
+    ids=str,
+)
+def test_our_layer_by_every_backend(norm, options):
+    layer = temporal(**options)
+    expected = norm_map(layer, TOKENS, norm)
+    for backend in ("auto", "closed_form", "autodiff"):
+        found = measure(layer, TOKENS, norm=norm, backend=backend)
+        assert_close(found.norms, expected, "spectral" if norm == "spectral" else "maps")
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_stock_attention(batch_first, bias):
+    torch.manual_seed(2)
+    layer = nn.MultiheadAttention(8, 2, bias=bias, batch_first=batch_first).double().eval()
+
+    def function(tokens):
+        arranged = tokens if batch_first else tokens.transpose(0, 1)
+        out = layer(arranged, arranged, arranged, need_weights=False)[0]
+        return out if batch_first else out.transpose(0, 1)
+
+    for backend in ("closed_form", "autodiff"):
+        assert_close(measure(layer, TOKENS, backend=backend).norms, norm_map(function, TOKENS), "maps")
+        with_identity = measure(layer, TOKENS, backend=backend, residual=True)
+        assert_close(with_identity.norms, norm_map(lambda x: function(x) + x, TOKENS), "maps")
+        assert_close(with_identity.diagonal, norm_map(function, TOKENS).diagonal(dim1=1, dim2=2), "maps")
+
+
+def test_residual_can_be_taken_away():
+    layer = temporal()
+    for backend in ("closed_form", "autodiff"):
+        found = measure(layer, TOKENS, backend=backend, residual=False)
+        assert_close(found.norms, norm_map(lambda x: layer(x) - x, TOKENS), "maps")
+
+
+def test_stock_attention_with_extra_keys_falls_back_and_says_so():
+    torch.manual_seed(3)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True, add_bias_kv=True).double().eval()
+    found = measure(layer, TOKENS)
+    assert_close(found.norms, norm_map(lambda x: layer(x, x, x, need_weights=False)[0], TOKENS), "maps")
+    assert any("add_bias_kv" in note for note in found.notes)
+    with pytest.raises(InputError, match=r"has no closed form; use backend='auto'.*add_bias_kv"):
+        measure(layer, TOKENS, backend="closed_form")
+
+
+def test_whole_models_and_callables():
+    model = encoder()
+    expected = norm_map(model, TOKENS)
+    assert_close(measure(model, TOKENS).norms, expected, "maps")
+    assert_close(measure(lambda x: model(x), TOKENS).norms, expected, "maps")
+    assert_close(blocks(model, TOKENS), dense_jacobian(model, TOKENS), "blocks")
+
+
+def test_an_attention_layer_inside_a_model():
+    model = encoder()
+    found = measure(model, TOKENS, layer="layers.1.self_attn", paths=True)
+    reaching = model.layers[0](TOKENS).detach()
+    attention = SoftmaxAttention.from_module(model.layers[1].self_attn)
+    assert_close(found.norms, measure(attention, reaching).norms, "maps")
+    assert found.name == "layers.1.self_attn"
+    by_autodiff = measure(model, TOKENS, layer="layers.1.self_attn", backend="autodiff")
+    assert_close(by_autodiff.norms, found.norms, "maps")
+
+
+def test_any_submodule_inside_a_model():
+    model = encoder()
+    found = measure(model, TOKENS, layer="layers.1")
+    assert_close(found.norms, norm_map(model.layers[1], model.layers[0](TOKENS).detach()), "maps")
+
+
+def test_layers_of_the_forecaster_at_another_length():
+    torch.manual_seed(4)
+    model = Forecaster(3, dim=8, depth=2, heads=2, spatial="none").double().eval()
+    inputs = draw(2, 12, 3, 2)
+    found = measure(model, inputs, layer="blocks.1.temporal", paths=True)
+    assert tuple(found.norms.shape) == (6, 12, 12)
+    assert_close(measure(model, inputs, layer="blocks.1.temporal", backend="autodiff").norms, found.norms, "maps")
+    block = measure(model, inputs, layer="blocks.1")
+    assert tuple(block.norms.shape) == (6, 12, 12)
+
+
+def test_paths_and_blocks_by_path_sum_to_the_whole():
+    layer = temporal(causal=True)
+    parts = blocks(layer, TOKENS, paths=True)
+    assert sorted(parts) == ["key", "query", "residual", "value"]
+    assert_close(sum(parts.values()), dense_jacobian(layer, TOKENS), "blocks")
+    found = measure(layer, TOKENS, paths=True, heads=True)
+    for name, part in parts.items():
+        assert_close(found.paths[name], torch.linalg.vector_norm(part, dim=(-2, -1)), "maps")
+    assert tuple(found.heads.shape) == tuple(found.attention.shape) == (2, 2, 5, 5)
+
+
+def test_residual_removed_diagonal():
+    layer = temporal()
+    expected = norm_map(lambda x: layer(x) - x, TOKENS).diagonal(dim1=1, dim2=2)
+    for backend in ("closed_form", "autodiff"):
+        assert_close(measure(layer, TOKENS, backend=backend).diagonal, expected, "maps")
+    gru = nn.GRU(8, 8, batch_first=True).double().eval()
+    raw = measure(gru, TOKENS, residual=False)
+    assert_close(raw.diagonal, raw.norms.diagonal(dim1=1, dim2=2), "maps")
+
+
+def test_causal_pairs_are_exact_zeros_and_not_counted():
+    for model in (temporal(causal=True), nn.LSTM(8, 8, batch_first=True).double().eval()):
+        found = measure(model, TOKENS)
+        assert not found.norms.triu(1).any()
+        assert torch.equal(found.visible[0], torch.ones(5, 5, dtype=torch.bool).tril())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_is_left_out_and_changes_nothing_else(causal):
+    layer = temporal(causal=causal)
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    padding[:, :2] = True
+    tokens = torch.cat([draw(2, 2, 8, seed=9), TOKENS], dim=1)
+    for backend in ("closed_form", "autodiff"):
+        found = measure(layer, tokens, padding=padding, backend=backend)
+        assert_close(found.norms[:, 2:, 2:], measure(layer, TOKENS).norms, "maps")
+        assert found.norms[:, :2].isnan().all()
+        assert found.norms[:, :, :2].isnan().all()
+        assert not found.visible[:, :2].any()
+        assert found.sink_ratio() == pytest.approx(measure(layer, TOKENS).sink_ratio())
+        assert found.diagonal[:, :2].isnan().all()
+    assert blocks(layer, tokens, padding=padding)[:, 0].isnan().all()
+
+
+def test_single_sample_and_single_time_step():
+    layer = temporal(diagonal=DiagonalMask())
+    assert_close(measure(layer, TOKENS[0]).norms, measure(layer, TOKENS[:1]).norms, "maps")
+    assert_close(measure(layer, TOKENS[:, :1]).norms, norm_map(layer, TOKENS[:, :1]), "maps")
+
+
+def test_the_model_is_left_as_it_was():
+    model = encoder()
+    model(TOKENS).sum().backward()
+    before = copy.deepcopy(model.state_dict())
+    grads = [value.grad.clone() for value in model.parameters()]
+    state, modes = torch.get_rng_state(), [part.training for part in model.modules()]
+    measure(model, TOKENS, probes=4)
+    measure(model, TOKENS, layer="layers.0.self_attn")
+    with pytest.raises(InputError):
+        measure(model, TOKENS, layer="layers.7.self_attn")
+    assert torch.equal(state, torch.get_rng_state())
+    assert modes == [part.training for part in model.modules()]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(value.grad, grad) for value, grad in zip(model.parameters(), grads, strict=True))
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def test_inside_no_grad_and_inference_mode():
+    model, expected = encoder(), norm_map(encoder(), TOKENS)
+    with torch.no_grad():
+        assert_close(measure(model, TOKENS).norms, expected, "maps")
+    with torch.inference_mode(), pytest.raises(InputError, match=r"torch.inference_mode is on"):
+        measure(model, TOKENS)
+
+
+def test_train_mode_is_refused_by_name_and_averaged_on_request():
+    model = encoder().train()
+    with pytest.raises(InputError, match=r"train mode.*'layers\.0\..*stochastic=n"):
+        measure(model, TOKENS)
+    state = torch.get_rng_state()
+    found = measure(model, TOKENS, stochastic=3, seed=1)
+    assert torch.equal(found.norms, measure(model, TOKENS, stochastic=3, seed=1).norms)
+    assert torch.equal(state, torch.get_rng_state())
+    assert "mean of 3 draws" in found.engine
+    assert (found.standard_error > 0).any()
+    assert model.training
+
+
+def test_stochastic_average_of_diagonal_dropout_is_over_whole_draws():
+    """With one token visible besides the diagonal, every draw's Jacobian is one of a few known ones."""
+    torch.manual_seed(0)
+    layer = TemporalAttention(8, 1, diagonal=DiagonalDropout(0.5)).double().train()
+    found = measure(layer, TOKENS[:1, :2], stochastic=1, seed=0).norms
+    eye, candidates = torch.eye(2, dtype=torch.bool), []
+    for first in (False, True):
+        for second in (False, True):
+            hidden = torch.zeros(2, 2, dtype=torch.float64).masked_fill(
+                eye & torch.tensor([[first], [second]]), -math.inf
+            )
+            candidates.append(measure(layer.softmax_attention(bias=hidden[None, None]), TOKENS[:1, :2]).norms)
+    assert min((found - candidate).abs().max() for candidate in candidates) < 1e-10
+
+
+def test_half_precision_is_measured_in_single_precision():
+    attention = SoftmaxAttention.random(8, 2, seed=3)
+    half = measure(attention.to(dtype=torch.bfloat16), TOKENS.bfloat16())
+    assert half.provenance["dtype"] == "float32"
+    assert any("computed in torch.float32" in note for note in half.notes)
+    rounded = attention.to(dtype=torch.bfloat16).to(dtype=torch.float32)
+    assert_close(half.norms, measure(rounded, TOKENS.bfloat16().float()).norms, "float32")
+
+
+def test_dtype_upcasts_a_copy():
+    model = encoder().float()
+    found = measure(model, TOKENS.float(), dtype=torch.float64)
+    assert found.provenance["dtype"] == "float64"
+    assert next(model.parameters()).dtype == torch.float32
+    assert_close(measure(model, TOKENS.float()).norms, found.norms, "float32_model")
+
+
+def test_probes_carry_an_error_bar_and_reproduce():
+    torch.manual_seed(6)
+    model = nn.GRU(8, 64, batch_first=True).double().eval()
+    found = measure(model, TOKENS, probes=16, seed=5)
+    assert torch.equal(found.norms, measure(model, TOKENS, probes=16, seed=5).norms)
+    assert not torch.equal(found.norms, measure(model, TOKENS, probes=16, seed=6).norms)
+    exact = norm_map(lambda tokens: model(tokens)[0], TOKENS)
+    within = (found.norms - exact).abs() <= 4 * found.standard_error
+    assert within.double().mean() > 0.95
+
+
+def test_outputs_can_be_selected():
+    def pair(tokens):
+        return {"a": tokens * 2, "b": tokens * 3}
+
+    with pytest.raises(InputError, match=r"several tensors; pass select= with one of 'a'.*'b'"):
+        measure(pair, TOKENS)
+    expected = 3 * math.sqrt(8) * torch.eye(5, dtype=torch.float64).expand(2, 5, 5)
+    assert_close(measure(pair, TOKENS, select="b").norms, expected, "maps")
+
+
+def test_provenance_and_names():
+    found = measure(temporal(), TOKENS, seed=7)
+    expected = {"engine": "closed form", "model": "TemporalAttention", "seed": 7, "dtype": "float64", "length": 5}
+    assert {name: found.provenance[name] for name in expected} == expected
+    assert found.provenance["sensitivity"] == sensitivity.__version__
+
+
+NAN = TOKENS.clone()
+NAN[1, 2, 3] = math.nan
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"tokens": NAN},
+            r"tokens must be finite, but 1 of 80 entries are not \(the first is NaN, at index \(1, 2, 3\)\)",
+        ),
+        ({"tokens": TOKENS / 0}, "tokens must be finite, but 80 of 80 entries are not"),
+        ({"tokens": torch.ones(2, 5, dtype=torch.long)}, "integer ids have no derivative; name the embedding layer"),
+        ({"tokens": TOKENS[0, 0]}, r"must have the axes \(sample, time, feature\), not the shape \(8,\)"),
+        ({"tokens": TOKENS[:, :0]}, r"tokens are empty: shape \(2, 0, 8\)"),
+        ({"tokens": TOKENS[..., :6]}, "tokens have 6 features, but the layer takes 8"),
+        ({"tokens": [[1.0]]}, "tokens must be a torch tensor .* not list"),
+        ({"norm": "nuclear"}, "unknown norm 'nuclear'; choose one of frobenius, rms, spectral"),
+        ({"backend": "jax"}, "unknown backend 'jax'; choose one of auto, closed_form, autodiff"),
+        ({"stochastic": -1}, r"stochastic must be a number of draws \(0 for none\), not -1"),
+        (
+            {"stochastic": 2, "backend": "closed_form"},
+            "stochastic draws are measured by automatic differentiation only",
+        ),
+        ({"probes": 1}, "probes must be an integer of at least 2, so that there is an error bar, not 1"),
+        ({"probes": 4}, "probes estimate what the closed form gives exactly"),
+        ({"dtype": torch.int64}, "dtype must be a floating type, not torch.int64"),
+        ({"padding": torch.zeros(2, 4, dtype=torch.bool)}, r"padding has shape \(2, 4\), but the tokens are \(2, 5\)"),
+        ({"padding": torch.zeros(2, 5)}, "padding must be a boolean tensor"),
+        ({"padding": torch.ones(2, 5, dtype=torch.bool)}, "sample 0 is padding throughout"),
+        ({"layer": "nope"}, "unknown layer"),
+        ({"budget": 100}, "over the budget of 100 B; take fewer samples or time steps"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, str) else None,
+)
+def test_bad_input_of_a_layer(options, text):
+    arguments = {"tokens": TOKENS} | options
+    with pytest.raises(InputError, match=text):
+        measure(temporal(), arguments.pop("tokens"), **arguments)
+
+
+def test_bad_models_are_refused():
+    with pytest.raises(InputError, match="model must be a module, a callable or a SoftmaxAttention, not str"):
+        measure("model", TOKENS)
+    with pytest.raises(InputError, match="layer='a' names a submodule, but function has none"):
+        measure(lambda x: x, TOKENS, layer="a")
+    with pytest.raises(InputError, match="paths are parts of the closed form of an attention layer"):
+        measure(encoder(), TOKENS, paths=True)
+    with pytest.raises(InputError, match="heads are parts of the closed form of an attention layer"):
+        measure(encoder(), TOKENS, heads=True)
+    with pytest.raises(InputError, match="dense blocks of 2 samples, 5 time steps and 8 features needs about"):
+        blocks(temporal(), TOKENS, budget=1000)
+    broken = temporal()
+    broken.output.weight.data[0, 0] = math.inf
+    with pytest.raises(InputError, match=r"parameter 'output.weight' holds 1 NaN or infinite entries of 64"):
+        measure(broken, TOKENS)
