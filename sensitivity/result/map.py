@@ -156,6 +156,12 @@ class SensitivityMap:
         """Mean map over the samples in which a pair is visible; NaN where it is visible in none."""
         return statistics.mean_map(self.norms if path is None else self.path(path), self.visible)
 
+    def attended_pairs(self) -> Bool[Tensor, "#sample #head query key"]:
+        """The pairs that attend and whose query is not padding."""
+        if self.attended is None:
+            return self.visible[:, None]
+        return self.attended & self.visible.any(dim=-1)[:, None, :, None]
+
     def summary(self) -> dict[str, float]:
         """The statistics of this map as plain floats, as far as they are defined for it; NaN where undefined."""
         found: dict[str, float] = {}
@@ -232,10 +238,7 @@ class SensitivityMap:
                 "this map holds no attention weights, because no single softmax attention layer was measured; "
                 "measure one with layer=NAME or from a SoftmaxAttention."
             )
-        attended = self.visible[:, None]
-        if self.attended is not None:
-            attended = self.attended & self.visible.any(dim=-1)[:, None, :, None]
-        return AttentionStatistics.of(self.attention, attended)
+        return AttentionStatistics.of(self.attention, self.attended_pairs())
 
     def _profile(self, dim: str, coordinate: range, values: Tensor) -> xarray.DataArray:
         import xarray
