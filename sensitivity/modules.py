@@ -62,12 +62,12 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from value[:64]
     elif isinstance(value, dict):
         yield from list(value.values())[:64]
+    elif hasattr(value, "__func__"):
+        yield from (value.__self__, value.__func__)
     elif hasattr(value, "__code__"):
         yield from (cell.cell_contents for cell in value.__closure__ or () if _filled(cell))
         yield from (value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__)
         yield from value.__defaults__ or ()
-    elif hasattr(value, "__func__"):
-        yield from (value.__self__, value.__func__)
     elif callable(value) and hasattr(value, "__dict__") and not isinstance(value, type):
         yield from vars(value).values()
 

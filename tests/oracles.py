@@ -19,7 +19,7 @@ def dense_jacobian(function: Function, tokens: Tensor) -> Tensor:
     """
     inputs = tokens.detach().clone().requires_grad_(True)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        output = function(inputs)
+        output = function(inputs.clone())  # a function may write into what it is given
         samples, length_out, out = output.shape
         blocks = torch.zeros(samples, length_out, inputs.shape[1], out, inputs.shape[2], dtype=tokens.dtype)
         for sample in range(samples):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,11 +29,11 @@ def as_sequence_function(model: Callable[..., Any], select: Select | None = None
     """
     model = unwrap(model)
     called = _self_attention(model) if isinstance(model, nn.MultiheadAttention) else model
-    time_first = isinstance(model, nn.Module) and _time_first(model)
+    turned = isinstance(model, nn.Module) and bool(time_first(model))
 
     def function(tokens: Tensor) -> Tensor:
-        output = select_output(called(tokens.transpose(0, 1) if time_first else tokens), select)
-        return output.transpose(0, 1) if time_first else output
+        output = select_output(called(tokens.transpose(0, 1) if turned else tokens), select)
+        return output.transpose(0, 1) if turned else output
 
     return function
 
@@ -54,7 +54,7 @@ def select_output(output: Any, select: Select | None = None) -> Tensor:
     parts = _parts(output)
     tensors = {key: value for key, value in parts.items() if isinstance(value, Tensor) and value.is_floating_point()}
     if isinstance(output, (tuple, list)) and not hasattr(output, "_fields"):
-        return _first(output, parts, tensors)
+        return _first(output, parts)
     known = [key for key in FIELDS if key in tensors]
     deep = {key: value for key, value in tensors.items() if value.ndim == 3}
     for keys in (known, list(deep), list(tensors)):
@@ -69,16 +69,23 @@ def select_output(output: Any, select: Select | None = None) -> Tensor:
     )
 
 
-def _first(output: Any, parts: dict[Any, Any], tensors: dict[Any, Tensor]) -> Tensor:
-    for value in tensors.values():
-        if value.ndim == 3:
-            return value
-    for value in parts.values():
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return value
-        if value is not None and not isinstance(value, Tensor):
-            return select_output(value)
+def _first(output: Any, parts: dict[Any, Any]) -> Tensor:
+    leaves = list(_leaves(output))
+    for value in (*(leaf for leaf in leaves if leaf.ndim == 3), *leaves):
+        return value
     raise InputError(f"the output, {_kind(output)}, holds no floating tensor; {_choices(parts)}.")
+
+
+def _leaves(output: Any) -> Iterator[Tensor]:
+    """Floating tensors in the order of nested tuples and lists; of anything else, the one that is meant."""
+    for value in output:
+        if isinstance(value, Tensor):
+            if value.is_floating_point():
+                yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _leaves(value)
+        elif _parts(value):
+            yield select_output(value)
 
 
 def _selected(output: Any, select: Select) -> Tensor:
@@ -130,11 +137,12 @@ def _self_attention(module: nn.MultiheadAttention) -> Callable[[Tensor], Tensor]
     return attend
 
 
-def _time_first(module: nn.Module) -> bool:
+def time_first(module: nn.Module) -> bool | None:
+    """Whether a module of torch was built with ``batch_first=False``; None if it knows no such order."""
     if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
         return not module.batch_first
-    if isinstance(module, nn.TransformerEncoder):
-        return _time_first(module.layers[0])
-    if isinstance(module, nn.TransformerEncoderLayer):
+    if isinstance(module, (nn.TransformerEncoder, nn.TransformerDecoder)):
+        return time_first(module.layers[0])
+    if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
         return not module.self_attn.batch_first
-    return False
+    return None

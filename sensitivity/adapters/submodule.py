@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sensitivity import checks
 from sensitivity.adapters.capture import Call, Forward, capture_input
-from sensitivity.adapters.outputs import Select, select_output
+from sensitivity.adapters.outputs import Select, select_output, time_first
 from sensitivity.errors import InputError
 from sensitivity.modules import unwrap
 
@@ -21,6 +21,7 @@ def submodule_function(
 ) -> tuple[Callable[[Tensor], Tensor], Float[Tensor, "sample time feature"]]:
     """The submodule ``name`` as a function on ``(sample, time, feature)``, and the tokens that reach it.
 
+    Inside torch's modules that were built with ``batch_first=False``, axes are turned to ``(sample, time, feature)``.
     All other arguments of the call (masks, offsets) stay as the model gave them. Arguments that are the tokens
     themselves, such as keys and values in self-attention, follow the tokens.
 
@@ -37,23 +38,32 @@ def submodule_function(
     call = capture_input(model, tokens, name, forward)
     module = dict(unwrap(model).named_modules(remove_duplicate=False))[name.partition("@")[0]]
     given = _tokens_of(name, call)
-    time_first = getattr(module, "batch_first", True) is False and given.ndim == 3
-    arranged = given.transpose(0, 1) if time_first else given
+    turned = given.ndim == 3 and _turned(unwrap(model), name.partition("@")[0])
+    arranged = given.transpose(0, 1) if turned else given
     folded = checks.tokens(arranged)
 
     def run(value: Tensor) -> Tensor:
-        value = value.transpose(0, 1) if time_first else value
+        value = value.transpose(0, 1) if turned else value
 
         def put(argument: Any) -> Any:
             return value if argument is given else argument
 
         output = module(*map(put, call.args), **{key: put(argument) for key, argument in call.kwargs.items()})
         output = select_output(output, select)
-        return output.transpose(0, 1) if time_first else output
+        return output.transpose(0, 1) if turned else output
 
     if given.ndim <= 3:
         return (run if given.ndim == 3 else lambda value: run(value[0])[None]), folded
     return _folding(run, arranged, folded), folded
+
+
+def _turned(model: nn.Module, name: str) -> bool:
+    """Whether tokens are ``(time, sample, feature)`` there: the innermost module around that knows says so."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    path = name.split(".") if name else []
+    around = [".".join(path[:count]) for count in range(len(path), -1, -1)]
+    orders = (time_first(modules[place]) for place in around)
+    return bool(next((order for order in orders if order is not None), False))
 
 
 def _tokens_of(name: str, call: Call) -> Tensor:

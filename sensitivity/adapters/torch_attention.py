@@ -78,7 +78,7 @@ def _check_kind(module: nn.MultiheadAttention) -> None:
         )
     if type(module).forward is not nn.MultiheadAttention.forward:
         raise InputError(
-            f"{type(module).__name__} has a forward of its own, which the formula of nn.MultiheadAttention may not fit; "
+            f"{type(module).__name__} has a forward of its own, which may follow another formula; "
             "give the class a softmax_attention() method, or measure it with backend='autodiff'."
         )
 

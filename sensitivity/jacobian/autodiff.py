@@ -26,7 +26,7 @@ Function = Callable[[Tensor], Tensor]
 
 def norm_maps(
     function: Function,
-    tokens: Float[Tensor, "*sample time in"],
+    tokens: Tensor,
     *,
     norm: str = "frobenius",
     engine: str = "auto",
@@ -50,7 +50,7 @@ def norm_maps(
     Args:
         function: maps ``(sample, time, in)`` to ``(sample, time', out)``; its modules are not guarded here (see
             :func:`sensitivity.jacobian.guard.measuring`).
-        tokens: where to differentiate.
+        tokens: where to differentiate, ``(sample, time, in)``.
         norm: ``frobenius``, ``rms`` or ``spectral``.
         engine: see above.
         chunk: rows of one sample per backward pass; chosen from the memory budget unless given.
@@ -86,7 +86,7 @@ def norm_maps(
 
 def blocks(
     function: Function,
-    tokens: Float[Tensor, "*sample time in"],
+    tokens: Tensor,
     *,
     engine: str = "auto",
     chunk: int | None = None,
@@ -100,6 +100,8 @@ def blocks(
         InputError: the blocks do not fit the memory budget; norm maps never need them.
         RunError: a derivative that is not finite.
     """
+    if engine == "probes":
+        raise InputError("probes estimate norms, not blocks; choose another engine.")
     options = Options(engine, chunk, memory, None, generator, stochastic)
     tokens = _prepared(function, tokens)
     with exact_arithmetic():

@@ -44,7 +44,7 @@ class Trial:
     fixed: int
 
 
-def check_batch_independence(function: Function, tokens: Float[Tensor, "*sample time feature"]) -> str | None:
+def check_batch_independence(function: Function, tokens: Tensor) -> str | None:
     """Why the samples of a batch influence one another under ``function``; None if they do not.
 
     One sample is run alone and then among another, different one, at another place in the batch; outputs must agree to

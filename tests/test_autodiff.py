@@ -1,0 +1,356 @@
+"""Automatic differentiation against one autograd call per output element."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from oracles import dense_jacobian, draw, finite_differences, norm_map
+from sequence_models import DIM, LENGTH, MODELS, Checkpointed, NormOverTime, build, seeded, transformer
+from tolerances import assert_close
+from torch import Tensor, nn
+
+from sensitivity.errors import InputError, RunError, SensitivityWarning
+from sensitivity.jacobian.autodiff import blocks, norm_maps
+
+TOKENS = draw(3, LENGTH, DIM)
+
+
+def coupled() -> nn.Module:
+    return seeded(lambda: NormOverTime(batch_statistics=True))
+
+
+# -- every model, every engine ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_auto_equals_oracle(name):
+    model = build(name)
+    truth = getattr(model, "plain", model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_close(blocks(model, TOKENS), dense_jacobian(truth, TOKENS), "blocks")
+        maps = norm_maps(model, TOKENS)
+    assert_close(maps.total, norm_map(truth, TOKENS), "maps")
+    assert maps.engine.startswith("replicated batch")
+    assert maps.notes == []
+
+
+@pytest.mark.parametrize("engine", ["replicated", "rows", "vmap"])
+@pytest.mark.parametrize("norm", ["frobenius", "rms", "spectral"])
+def test_engines_and_norms(engine, norm):
+    model = build("transformer")
+    maps = norm_maps(model, TOKENS, engine=engine, norm=norm)
+    assert_close(maps.total, norm_map(model, TOKENS, norm), "maps")
+    without = norm_map(lambda tokens: model(tokens) - tokens, TOKENS, norm)
+    assert_close(maps.diagonal, without.diagonal(dim1=1, dim2=2), "maps")
+    assert maps.engine.startswith({"replicated": "replicated", "rows": "row loop", "vmap": "vmapped"}[engine])
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 7, 1000])
+@pytest.mark.parametrize("norm", ["frobenius", "spectral"])
+def test_chunks_do_not_change_the_numbers(chunk, norm):
+    model = build("convolution")
+    assert_close(norm_maps(model, TOKENS, chunk=chunk, norm=norm).total, norm_map(model, TOKENS, norm), "maps")
+
+
+def test_oracle_agrees_with_finite_differences():
+    model = build("transformer")
+    assert_close(dense_jacobian(model, TOKENS), finite_differences(model, TOKENS), "differences")
+
+
+def test_linear_layer_is_its_weight():
+    layer = nn.Linear(DIM, 4).double()
+    expected = torch.zeros(1, LENGTH, LENGTH, 4, DIM, dtype=torch.float64)
+    for step in range(LENGTH):
+        expected[0, step, step] = layer.weight.detach()
+    assert torch.equal(blocks(layer, TOKENS[0]), expected)
+
+
+def test_other_length_and_width_have_no_diagonal():
+    maps = norm_maps(build("convolution"), TOKENS)
+    assert maps.total.shape == (3, LENGTH - 2, LENGTH)
+    assert maps.diagonal is None
+
+
+def test_causal_zeros_are_exact():
+    maps = norm_maps(build("fused attention"), TOKENS)
+    assert torch.equal(maps.total.triu(1), torch.zeros_like(maps.total))
+
+
+# -- the batch ---------------------------------------------------------------------------------------------------------
+
+
+def test_coupled_samples_take_the_true_batch():
+    model = coupled()
+    maps = norm_maps(model, TOKENS)
+    assert_close(maps.total, norm_map(model, TOKENS), "maps")
+    assert maps.engine == "row loop, 1 row per backward pass"
+    assert "batch statistics" in maps.notes[0]
+    assert_close(blocks(model, TOKENS), dense_jacobian(model, TOKENS), "blocks")
+
+
+@pytest.mark.parametrize("engine", ["replicated", "vmap"])
+def test_coupled_samples_are_right_with_any_engine(engine):
+    model = coupled()
+    assert_close(norm_maps(model, TOKENS, engine=engine).total, norm_map(model, TOKENS), "maps")
+
+
+def test_function_of_fixed_batch_size():
+    offsets = draw(3, LENGTH, DIM, seed=1)
+
+    def function(tokens: Tensor) -> Tensor:
+        return (tokens.reshape(3, LENGTH, DIM) * offsets).cumsum(dim=1)
+
+    maps = norm_maps(function, TOKENS)
+    assert_close(maps.total, norm_map(function, TOKENS), "maps")
+    assert "batch of another size" in maps.notes[0]
+
+
+def test_function_that_knows_places_in_the_batch():
+    scales = torch.tensor([1.0, 1.0, 3.0], dtype=torch.float64)
+
+    def function(tokens: Tensor) -> Tensor:
+        repeated = scales.repeat(len(tokens) // 3 + 1)[: len(tokens)]
+        return repeated[:, None, None] * tokens.cumsum(dim=1)
+
+    maps = norm_maps(function, TOKENS)
+    assert_close(maps.total, norm_map(function, TOKENS), "maps")
+    assert "place in the batch" in maps.notes[0]
+
+
+# -- probes ------------------------------------------------------------------------------------------------------------
+
+
+def test_probes_are_unbiased_in_the_square():
+    model = build("transformer")
+    exact = norm_map(model, TOKENS).square()
+    squares = torch.stack(
+        [
+            norm_maps(model, TOKENS, probes=4, generator=torch.Generator().manual_seed(seed)).total.square()
+            for seed in range(120)
+        ]
+    )
+    error = (squares.mean(dim=0) - exact).abs() / (squares.std(dim=0) / 120**0.5)
+    assert error.max() < 5
+    assert error.square().mean() == pytest.approx(1, abs=0.5)
+
+
+def test_standard_error_covers():
+    model = build("transformer")
+    exact = norm_map(model, TOKENS)
+    inside = []
+    for seed in range(60):
+        maps = norm_maps(model, TOKENS, probes=5, generator=torch.Generator().manual_seed(seed))
+        inside.append((maps.total - exact).abs() <= 2 * maps.standard_error)
+    assert 0.8 < torch.stack(inside).double().mean() < 0.99
+
+
+def test_probes_have_their_own_generator():
+    model = build("transformer")
+    first, again = (norm_maps(model, TOKENS, probes=3) for _ in range(2))
+    other = norm_maps(model, TOKENS, probes=3, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(first.total, again.total)
+    assert not torch.equal(first.total, other.total)
+    assert first.engine.startswith("3 Rademacher probes per query, replicated batch")
+
+
+def test_as_many_probes_as_features_are_exact():
+    model = build("transformer")
+    maps = norm_maps(model, TOKENS, probes=DIM)
+    assert_close(maps.total, norm_map(model, TOKENS), "maps")
+    assert maps.standard_error is None
+    assert "exact rows instead of 6 probes" in maps.notes[0]
+
+
+# -- random functions --------------------------------------------------------------------------------------------------
+
+
+def test_random_function_is_refused():
+    model = nn.Dropout(0.5).double()
+    with pytest.raises(InputError, match="two calls with the same tokens give different outputs"):
+        norm_maps(model, TOKENS)
+
+
+def test_one_draw_per_jacobian():
+    model = nn.Dropout(0.5).double()
+    state = torch.get_rng_state()
+    generator = torch.Generator().manual_seed(3)
+    drawn = [blocks(model, TOKENS, stochastic=True, generator=generator) for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(*drawn)
+    assert set(drawn[0].unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(blocks(model, TOKENS, stochastic=True, generator=torch.Generator().manual_seed(3)), drawn[0])
+
+
+# -- grad modes, types -------------------------------------------------------------------------------------------------
+
+
+def test_inside_no_grad():
+    model = build("lstm")
+    with torch.no_grad():
+        maps = norm_maps(model, TOKENS)
+    assert_close(maps.total, norm_map(model, TOKENS), "maps")
+
+
+def test_inside_inference_mode_is_refused():
+    model = build("lstm")
+    with torch.inference_mode(), pytest.raises(InputError, match="inference_mode is on"):
+        norm_maps(model, TOKENS)
+
+
+def test_tokens_made_in_inference_mode():
+    model = build("lstm")
+    with torch.inference_mode():
+        tokens = TOKENS * 1
+    assert_close(norm_maps(model, tokens).total, norm_map(model, TOKENS), "maps")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_stated(dtype):
+    model, tokens = build("convolution"), TOKENS.to(dtype)
+    expected = norm_map(model, tokens.double())
+    maps = norm_maps(model.to(dtype), tokens)
+    assert maps.total.dtype == torch.float32
+    assert_close(maps.total, expected, "half")
+    assert f"computed in {str(dtype)[6:]}" in maps.notes[0]
+
+
+def test_small_float32_norms_do_not_underflow():
+    def function(tokens: Tensor) -> Tensor:
+        return 1e-30 * tokens.cumsum(dim=1)
+
+    maps = norm_maps(function, TOKENS.float(), norm="rms")
+    assert_close(maps.total, 1e-30 * torch.ones(3, LENGTH, LENGTH).tril(), "float32")
+
+
+# -- unused inputs, broken derivatives ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [torch.zeros_like, lambda tokens: 0 * tokens])
+def test_unused_input_gives_zeros_and_a_warning(function):
+    with pytest.warns(SensitivityWarning, match="does not depend on the tokens"):
+        maps = norm_maps(function, TOKENS)
+    assert not maps.total.any()
+    with pytest.warns(SensitivityWarning, match="does not depend on the tokens"):
+        assert not blocks(function, TOKENS).any()
+
+
+def test_unused_times_are_noted():
+    maps = norm_maps(lambda tokens: tokens[:, 2:], TOKENS)
+    assert maps.notes == ["no output depends on input time 0, 1"]
+
+
+def test_zeros_are_never_silent():
+    model = build("lstm")
+
+    @torch.no_grad()
+    def function(tokens: Tensor) -> Tensor:
+        return model(tokens)
+
+    with pytest.raises(InputError, match="autograd sees no path between them"):
+        norm_maps(function, TOKENS)
+
+
+@pytest.mark.parametrize("norm", ["frobenius", "spectral"])
+def test_broken_derivative_names_the_block(norm):
+    tokens = TOKENS.clone()
+    tokens[1, 2] = 0.0
+
+    def function(tokens: Tensor) -> Tensor:
+        return tokens.square().sum(dim=-1, keepdim=True).sqrt().cumsum(dim=1)
+
+    with pytest.raises(RunError, match=r"derivative at \(sample 1, query 0, key 2\) is not finite"):
+        norm_maps(function, tokens, norm=norm)
+    with pytest.raises(RunError, match=r"sample 1, query 0, key 2.*float64 under the math attention backend"):
+        blocks(function, tokens)
+
+
+def test_output_that_is_not_finite():
+    layer = nn.MultiheadAttention(DIM, 2, batch_first=True).double().eval()
+    mask = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
+    mask[3] = True
+
+    def function(tokens: Tensor) -> Tensor:
+        return layer(tokens, tokens, tokens, attn_mask=mask)[0]
+
+    with pytest.raises(InputError, match="row 3 attends to nothing"):
+        norm_maps(function, TOKENS)
+
+
+def test_reentrant_checkpointing_names_the_way_out():
+    with pytest.raises(InputError, match="use_reentrant=False"):
+        norm_maps(seeded(lambda: Checkpointed(reentrant=True)), TOKENS)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_budget_is_stated_and_refused():
+    model = build("transformer")
+    with pytest.raises(InputError, match=r"differentiating 3 samples of 5 x 6 into 5 x 6 .*over the budget of 1 KiB"):
+        norm_maps(model, TOKENS, memory=1024)
+    with pytest.raises(InputError, match=r"\(.* 5000 rows at a time\).*pass a smaller chunk="):
+        norm_maps(model, TOKENS, memory=2**20, chunk=5000)
+    with pytest.raises(
+        InputError, match=r"holding the blocks of 3 samples, 5 x 5 blocks of 6 x 6, needs about 21.1 KiB"
+    ):
+        blocks(model, TOKENS, memory=2**14)
+
+
+def test_small_budget_takes_smaller_passes():
+    model = build("transformer")
+    generous, tight = norm_maps(model, TOKENS), norm_maps(model, TOKENS, memory=2**16)
+    assert generous.engine == "replicated batch, 30 rows per backward pass"
+    assert int(tight.engine.split(",")[1].split()[0]) < 10
+    assert_close(tight.total, generous.total, "maps")
+
+
+# -- bad options -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm": "nuclear"}, "unknown norm 'nuclear'; choose one of frobenius, rms, spectral"),
+        ({"engine": "forward"}, "unknown engine 'forward'; choose one of auto, replicated, rows, vmap, probes"),
+        ({"engine": "probes"}, "needs a number of probes"),
+        ({"probes": 1}, "probes must be at least 2, not 1"),
+        ({"probes": 4, "norm": "spectral"}, "probes estimate the Frobenius norm"),
+        ({"chunk": 0}, "chunk must be a positive number of rows, not 0"),
+        ({"memory": 0}, "memory must be a positive number of bytes, not 0"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(InputError, match=message):
+        norm_maps(nn.Linear(DIM, DIM).double(), TOKENS, **options)
+
+
+def test_probes_give_no_blocks():
+    with pytest.raises(InputError, match="probes estimate norms, not blocks"):
+        blocks(nn.Linear(DIM, DIM).double(), TOKENS, engine="probes")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda tokens: (tokens,), "must return a tensor .* not tuple; name the part that is meant with select="),
+        (lambda tokens: tokens.mean(dim=1), r"not the shape \(3, 6\); bring it to three axes with select="),
+        (lambda tokens: tokens[:1], r"with 3 samples, not the shape \(1, 5, 6\)"),
+        (lambda tokens: tokens.long(), "output is torch.int64, which has no derivative"),
+    ],
+)
+def test_bad_outputs(function, message):
+    with pytest.raises(InputError, match=message):
+        norm_maps(function, TOKENS)
+
+
+def test_tokens_of_another_type_than_the_model():
+    with pytest.raises(InputError, match="the tokens are float64, but the model's parameters are float32"):
+        norm_maps(transformer(1).eval(), TOKENS)
+
+
+def test_integer_tokens_ask_for_the_embedding():
+    with pytest.raises(InputError, match="name the embedding layer"):
+        norm_maps(nn.Embedding(4, DIM), torch.zeros(1, 3, dtype=torch.long))
