@@ -1,1 +1,5 @@
-"""The command line: one file per command; thin: parse, call, print."""
+"""The command line. A command's module is imported when the command is used, so that help comes at once."""
+
+from sensitivity.cli.group import commands, main
+
+__all__ = ["commands", "main"]

@@ -1,0 +1,140 @@
+"""The forecaster as Lightning sees it. This module needs Lightning; import it only when a training starts."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from sensitivity.errors import RunError, SensitivityWarning
+from sensitivity.traffic import Scaler, Window
+from sensitivity.training.data import mixed
+from sensitivity.training.metrics import MaskedMetrics
+from sensitivity.training.schedule import learning_rate
+from sensitivity.training.settings import Settings
+
+CHECK_EVERY = 50
+"""Steps between two looks at the loss on a device that works ahead of the host."""
+
+
+class ForecastModule(LightningModule):
+    """Masked mean absolute error in mph on de-normalised forecasts.
+
+    Nothing of a step is read by the host: sums stay on the device until the epoch ends. All randomness of an epoch is a
+    function of the seed and the epoch's number.
+
+    Args:
+        model: maps inputs ``(batch, time, node, channel)`` to z-scores ``(batch, horizon, node)``.
+        scaler: from z-scores to mph.
+        settings: of the run.
+        steps: training steps in an epoch.
+        optimizer_state: of an earlier part of the run.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scaler: Scaler,
+        settings: Settings,
+        steps: int,
+        optimizer_state: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.settings, self.steps = model, settings, steps
+        self.register_buffer("mean", scaler.mean, persistent=False)
+        self.register_buffer("std", scaler.std, persistent=False)
+        self.windows_per_second = 0.0
+        self._optimizer_state = optimizer_state
+        self._scores = MaskedMetrics()
+        self._seen = torch.zeros(3)
+        self._windows = 0
+        self._started = 0.0
+        self._train_mae = 0.0
+
+    def forward(self, inputs: Float[Tensor, "batch time node channel"]) -> Float[Tensor, "batch horizon node"]:
+        """The forecast in mph."""
+        return self.model(inputs).float() * self.std + self.mean
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW; a resumed run goes on with the moments it had."""
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.settings.lr, weight_decay=self.settings.weight_decay)
+        if self._optimizer_state is not None:
+            optimizer.load_state_dict(self._optimizer_state)
+        return optimizer
+
+    def on_train_epoch_start(self) -> None:
+        """Seeds the epoch and starts its sums."""
+        torch.manual_seed(mixed(self.settings.seed, self.current_epoch, 2))
+        self._seen = torch.zeros(3, device=self.device)
+        self._windows = 0
+        self._started = time.perf_counter()
+
+    def on_train_batch_start(self, batch: Window, batch_idx: int) -> None:
+        """Sets the learning rate of the step."""
+        rate = learning_rate(self.current_epoch + batch_idx / self.steps, self.settings.epochs, self.settings.lr)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = rate
+
+    def training_step(self, batch: Window, batch_idx: int) -> Tensor:
+        """The loss of a batch; exactly 0, with a graph, where no target is valid.
+
+        Raises:
+            RunError: the loss is not finite.
+        """
+        # Masked differences are set to zero before abs, so that no masked value can reach a gradient.
+        error = torch.where(batch.mask, self(batch.inputs) - batch.target, 0.0).abs().sum()
+        count = batch.mask.sum()
+        loss = error / count.clamp_min(1)
+        self._seen += torch.stack([error.detach(), count.float(), (count == 0).float()])
+        self._windows += len(batch.inputs)
+        if self.device.type == "cpu" or batch_idx % CHECK_EVERY == CHECK_EVERY - 1:
+            self._check_loss(loss.detach())
+        return loss
+
+    def on_validation_start(self) -> None:
+        """Closes the sums of the training epoch before validation begins.
+
+        Raises:
+            RunError: the epoch's loss is not finite, or it had no valid target.
+        """
+        error, count, empty = self._seen.tolist()
+        self.windows_per_second = self._windows / max(time.perf_counter() - self._started, 1e-9)
+        self._check_loss(torch.tensor(error))
+        if count == 0:
+            raise RunError(f"no batch of epoch {self.current_epoch + 1} has a valid target: all readings are missing.")
+        if empty:
+            text = f"{empty:.0f} of {self.steps} batches had no valid target in epoch {self.current_epoch + 1}."
+            warnings.warn(text, SensitivityWarning, stacklevel=2)
+        self._scores = MaskedMetrics()
+        self._train_mae = error / count
+
+    def validation_step(self, batch: Window, batch_idx: int) -> None:
+        """Adds a batch to the sums over the whole validation part."""
+        self._scores.update(self(batch.inputs), batch.target, batch.mask)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the epoch: errors over all horizons, in mph, and the learning rate at its end."""
+        average = self._scores.compute()["average"]
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        values: dict[str, Any] = {"train_mae": self._train_mae}
+        values |= {f"validation_{name}": average[name] for name in ("mae", "rmse")} | {"learning_rate": rate}
+        if self.trainer.loggers:  # the x axis of loggers is the epoch, before and after an interruption
+            values["step"] = float(self.current_epoch + 1)
+        self.log_dict(values)
+
+    def _check_loss(self, loss: Tensor) -> None:
+        if not torch.isfinite(loss):
+            kept = self.current_epoch
+            way = f"epoch {kept} is kept" if kept else "no epoch was completed"
+            raise RunError(
+                f"the training loss became {float(loss)} in epoch {kept + 1}: the training has diverged; lower the "
+                f"learning rate (now at most {self.settings.lr:g}); {way} in {self.settings.out}."
+            )
