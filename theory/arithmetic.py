@@ -36,8 +36,9 @@ class Dual:
         return self._combine(other, self.value - plain(other), 1, -1)
 
     def __truediv__(self, other: Any) -> Dual:
-        divisor = plain(other)
-        return self._combine(other, self.value / divisor, 1 / divisor, -self.value / (divisor * divisor))
+        if isinstance(other, Dual):
+            return self._combine(other, self.value / other.value, 1 / other.value, -self.value / other.value**2)
+        return Dual(self.value / other, {name: slope / other for name, slope in self.slopes.items()})
 
     def __neg__(self) -> Dual:
         return self * -1

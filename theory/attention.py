@@ -47,20 +47,35 @@ D_IJ = delta(i, j)
 # -- the blocks, one per path: the formulas that everything else uses --------------------------------------------------
 
 
-def value_block(head: Symbol | None = None) -> Any:
+def value_block(head: Symbol | None = None, at: Any = j, query: Any = i) -> Any:
     """``a_ij W_O W_V``."""
-    return mul(a(i, j, head=head), W_O(head), W_V(head))
+    return mul(a(query, at, head=head), W_O(head), W_V(head))
 
 
-def key_block(head: Symbol | None = None) -> Any:
+def gain(head: Symbol | None = None, query: Any = i) -> Any:
+    """``(W_K^T q_i)^T``: the direction along which row i compares keys."""
+    return transpose(mul(transpose(W_K(head)), q(query, head)))
+
+
+def key_block(head: Symbol | None = None, at: Any = j, query: Any = i) -> Any:
     """``c a_ij W_O (v_j - vbar_i) (W_K^T q_i)^T``."""
-    gain = transpose(mul(transpose(W_K(head)), q(i, head)))
-    return mul(c, a(i, j, head=head), W_O(head), sub(v(j, head), vbar(i, head)), gain)
+    deviation = sub(v(at, head), vbar(query, head))
+    return mul(c, a(query, at, head=head), W_O(head), deviation, gain(head, query))
+
+
+def query_core(head: Symbol | None = None, query: Any = i) -> Any:
+    """``c W_O Cov_i W_Q``: the query path where it lives, on the diagonal."""
+    return mul(c, W_O(head), cov(query, head), W_Q(head))
 
 
 def query_block(head: Symbol | None = None) -> Any:
     """``delta_ij c W_O Cov_i W_Q``."""
-    return mul(D_IJ, c, W_O(head), cov(i, head), W_Q(head))
+    return mul(D_IJ, query_core(head))
+
+
+def diagonal_block(head: Symbol | None = None, query: Any = i) -> Any:
+    """The three paths of one head at j = i."""
+    return add(value_block(head, query, query), key_block(head, query, query), query_core(head, query))
 
 
 def value_start(head: Symbol | None = None) -> Any:
@@ -127,14 +142,14 @@ def value_path() -> Derivation:
 @cache
 def key_path() -> Derivation:
     """Key path: ``c a_ij W_O (v_j - vbar_i) (W_K^T q_i)^T``."""
-    gain = mul(transpose(q(i)), W_K())
+    row = mul(transpose(q(i)), W_K())
     build = Builder()
-    build.start("key path", total(mul(W_O(), v(l), c, a(i, l), delta(l, j) - a(i, j), gain), l))
-    spread = sub(mul(c, a(i, j), W_O(), v(j), gain), total(mul(c, a(i, j), a(i, l), W_O(), v(l), gain), l))
+    build.start("key path", total(mul(W_O(), v(l), c, a(i, l), delta(l, j) - a(i, j), row), l))
+    spread = sub(mul(c, a(i, j), W_O(), v(j), row), total(mul(c, a(i, j), a(i, l), W_O(), v(l), row), l))
     build.eq(spread, rules.SIFT)
     mean = total(mul(a(i, l), v(l)), l)
-    build.eq(mul(c, a(i, j), W_O(), sub(v(j), mean), gain), rules.LINEAR)
-    build.eq(mul(c, a(i, j), W_O(), sub(v(j), vbar(i)), gain), rules.DEFINITION)
+    build.eq(mul(c, a(i, j), W_O(), sub(v(j), mean), row), rules.LINEAR)
+    build.eq(mul(c, a(i, j), W_O(), sub(v(j), vbar(i)), row), rules.DEFINITION)
     build.eq(key_block(), rules.COLLECT)
     return build.done(
         "key",
@@ -152,7 +167,7 @@ def query_path() -> Derivation:
     build.start("query path", total(mul(W_O(), v(l), D_IJ, c, a(i, l), centred_key, W_Q()), l))
     build.eq(mul(D_IJ, c, W_O(), total(mul(a(i, l), v(l), centred_key), l), W_Q()), rules.LINEAR)
     centred = mul(a(i, l), sub(v(l), vbar(i)), centred_key)
-    build.eq(mul(D_IJ, c, W_O(), total(centred, l), W_Q()), rules.ROWS, softmax.derivative().result("sum of a row"))
+    build.eq(mul(D_IJ, c, W_O(), total(centred, l), W_Q()), rules.ROWS)
     build.eq(query_block(), rules.DEFINITION)
     return build.done(
         "query",
@@ -214,6 +229,8 @@ def heads() -> Derivation:
     build.eq(add(Partial(x(i), x(j)), total(add(value_start(h), weight_start(h)), h)), rules.PRODUCT)
     citations = residual().result(), value_path().result(), weight_path().result()
     build.eq(whole(), rules.CITE, *citations)
+    on = add(eye, total(diagonal_block(h), h))
+    build.start("on the diagonal", Partial(out(i), x(i))).eq(on, rules.CASES, "heads")
     off = total(add(value_block(h), key_block(h)), h)
     build.start("off the diagonal", Partial(out(i), x(j)), where=[Ne(i, j)])
     build.eq(whole(), rules.CITE, "heads").eq(off, rules.CASES)
@@ -221,7 +238,7 @@ def heads() -> Derivation:
         "heads",
         "Several heads",
         "Heads do not see each other inside the layer: their blocks add up, and the residual is there once.",
-        results=("heads", "off the diagonal"),
+        results=("heads", "on the diagonal", "off the diagonal"),
     )
 
 
@@ -250,11 +267,11 @@ def biases() -> Derivation:
     written = add(mul(W_V(), x(j)), b_V())
     mean = total(mul(a(i, l), add(mul(W_V(), x(l)), b_V())), l)
     build.eq(sub(written, mean), rules.DEFINITION)
-    build.eq(mul(W_V(), sub(x(j), xbar(i))), rules.ROWS, softmax.derivative().result("sum of a row"))
+    build.eq(mul(W_V(), sub(x(j), xbar(i))), rules.ROWS)
     build.start("deviation of keys", sub(key(j), kbar(i)))
     key_mean = total(mul(a(i, l), add(mul(W_K(), x(l)), b_K())), l)
     build.eq(sub(add(mul(W_K(), x(j)), b_K()), key_mean), rules.DEFINITION)
-    build.eq(mul(W_K(), sub(x(j), xbar(i))), rules.ROWS, softmax.derivative().result("sum of a row"))
+    build.eq(mul(W_K(), sub(x(j), xbar(i))), rules.ROWS)
     build.start("covariance", cov(i))
     deviations = mul(a(i, l), sub(v(l), vbar(i)), transpose(sub(key(l), kbar(i))))
     build.eq(total(deviations, l), rules.DEFINITION)
@@ -280,19 +297,17 @@ def biases() -> Derivation:
 def common_shift() -> Derivation:
     """The row sum of the blocks: the derivative along a common shift of all tokens."""
     build = Builder()
-    row_sum = softmax.derivative().result("sum of a row")
     build.start("key path over a row", total(key_block(), j))
-    gain = transpose(mul(transpose(W_K()), q(i)))
     deviation = total(mul(a(i, j), sub(v(j), vbar(i))), j)
-    build.eq(mul(c, W_O(), deviation, gain), rules.LINEAR)
-    build.eq(ZeroMatrix(D, D), rules.ROWS, row_sum)
+    build.eq(mul(c, W_O(), deviation, gain()), rules.LINEAR)
+    build.eq(ZeroMatrix(D, D), rules.ROWS)
     build.start("common shift", total(Partial(out(i), x(j)), j))
     build.eq(total(whole(), j), rules.CITE, heads().result("heads"))
     value_row = total(total(value_block(h), j), h)
     key_row = total(total(key_block(h), j), h)
-    query_row = total(mul(c, W_O(h), cov(i, h), W_Q(h)), h)
+    query_row = total(query_core(h), h)
     build.eq(add(eye, value_row, key_row, query_row), rules.SIFT)
-    build.eq(add(eye, total(mul(W_O(h), W_V(h)), h), query_row), rules.ROWS, "key path over a row", row_sum)
+    build.eq(add(eye, total(mul(W_O(h), W_V(h)), h), query_row), rules.ROWS, "key path over a row")
     return build.done(
         "common-shift",
         "A common shift of all tokens",

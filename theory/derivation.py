@@ -118,6 +118,8 @@ class Step:
         elif isinstance(self.lhs, Norm) and isinstance(self.rhs, Norm) and self.relation == "=":
             inside = replace(self, lhs=self.lhs.args[0], rhs=self.rhs.args[0], uses=(), abstract=False)
             inside._check(layer, length, ())
+            yield from floating_instances(layer, length, count=1)
+            return
         if lengthwise or self.relation == "<=":
             orders = bool(both.atoms(Expectation))
             yield from floating_instances(layer, 3 if orders else length, count=1 if orders else 4)
@@ -277,21 +279,22 @@ def _compare(step: Step, instance: Instance, at: Environment) -> bool:
     place = ", ".join(f"{index}={number + 1}" for index, number in at.items())
     where = f"{instance}" + (f", {place}" if place else "")
     if is_matrix(step.lhs):
-        fault = _matrix_fault(left, right, instance.exact)
+        fault = _matrix_fault(left, right, instance)
         if fault is not None:
             raise _Fails(f"the sides differ at {where}: {fault}")
         return True
-    slack = 0 if instance.exact else ROUNDING * (abs(left) + abs(right)) + 1e-300
+    slack = 0 if instance.exact else ROUNDING * (abs(left) + abs(right)) + instance.rounding
     bad = left - right > slack if step.relation == "<=" else (left != right if instance.exact else abs(left - right) > slack)
     if bad:
         raise _Fails(f"{left} {step.relation} {right} is false at {where}")
     return True
 
 
-def _matrix_fault(left: Any, right: Any, exact: bool) -> str | None:
+def _matrix_fault(left: Any, right: Any, instance: Instance) -> str | None:
     if (len(left), len(left[0])) != (len(right), len(right[0])):
         return f"shapes {len(left)}x{len(left[0])} and {len(right)}x{len(right[0])}"
-    slack = 0.0 if exact else ROUNDING * (spectral_norm(left) + spectral_norm(right)) + 1e-300
+    exact = instance.exact
+    slack = 0.0 if exact else ROUNDING * (spectral_norm(left) + spectral_norm(right)) + instance.rounding
     for r, (one, two) in enumerate(zip(left, right, strict=True), start=1):
         for s, (x, y) in enumerate(zip(one, two, strict=True), start=1):
             if (x != y) if exact else abs(x - y) > slack:

@@ -17,6 +17,7 @@ from theory.expressions import (
     Entry,
     Expectation,
     Inner,
+    MatrixSlope,
     MatrixSum,
     Norm,
     Partial,
@@ -171,12 +172,15 @@ def _differentiated(node: Basic, instance: Instance, at: Environment) -> Rows:
     return [[instance.slope(number, key) for key in keys] for number in numbers]
 
 
-def _slope(node: Basic, instance: Instance, at: Environment) -> Number:
+def _slope(node: Basic, instance: Instance, at: Environment) -> Any:
     function, variable = node.args
     places = tuple(_place(index, at) for index in getattr(variable, "indices", ()))
     if variable.name == "s" and len(places) == 2:
         places = (0, *places)
-    return instance.slope(value(function, instance.lifted(variable.name), at), (variable.name, *places))
+    found = value(function, instance.lifted(variable.name), at)
+    if is_matrix(function):
+        return each(lambda number: instance.slope(number, (variable.name, *places)), found)
+    return instance.slope(found, (variable.name, *places))
 
 
 def _expectation(node: Basic, instance: Instance, at: Environment) -> Number:
@@ -225,5 +229,6 @@ _RULES: dict[Any, Callable[..., Any]] = {
     Norm: lambda node, instance, at: spectral_norm(each(float, value(node.args[0], instance, at))),
     Partial: _partial,
     Slope: _slope,
+    MatrixSlope: _slope,
     Expectation: _expectation,
 }

@@ -161,6 +161,18 @@ class Slope(Expr):
     is_real = True
 
 
+class MatrixSlope(MatrixExpr):
+    """The derivative of a block along a number, entry by entry. Arguments: function, variable."""
+
+    @property
+    def shape(self) -> tuple[Any, Any]:
+        """Rows and columns of the function."""
+        return self.args[0].shape
+
+    def _entry(self, i: Any, j: Any, **_: Any) -> Expr:
+        raise NotImplementedError("derivatives get entries from an Instance")
+
+
 def is_matrix(expression: Basic) -> bool:
     """Whether the expression is a vector or matrix rather than a number."""
     return isinstance(expression, MatrixExpr)

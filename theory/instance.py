@@ -30,6 +30,7 @@ class Instance:
 
     kind = "instance"
     exact = True
+    rounding = 0.0
 
     def __init__(self, layer: Layer, sizes: Sizes, parameters: Parameters, seed: int) -> None:
         self.layer, self.sizes, self.parameters, self.seed = layer, sizes, parameters, seed
@@ -229,25 +230,25 @@ class _Expressions(_Lifted):
 
 
 class SymbolicInstance(Instance):
-    """Rational functions of the exponentials and, if ``free_tokens``, of the tokens."""
+    """Rational functions of what is ``free``: the tokens, the exponentials (``"weights"``), or nothing."""
 
     kind = "symbolic"
 
-    def __init__(self, layer: Layer, sizes: Sizes, parameters: Parameters, seed: int, free_tokens: bool = True) -> None:
+    def __init__(self, layer: Layer, sizes: Sizes, parameters: Parameters, seed: int, free: str = "tokens weights") -> None:
         times, heads = range(sizes.T), range(sizes.H)
         visible = [(h, i, k) for h in heads for i in times for k in times if not layer.hides(i, k)]
-        names = [f"e_{h}_{i}_{k}" for h, i, k in visible]
-        names += [f"x_{i}_{r}" for i in times for r in range(sizes.D)] if free_tokens else []
+        names = [f"e_{h}_{i}_{k}" for h, i, k in visible] if "weights" in free else []
+        names += [f"x_{i}_{r}" for i in times for r in range(sizes.D)] if "tokens" in free else []
         names += [f"sigma_{i}" for i in times] if layer.norm else []
         names += ["exp_beta"] if layer.penalty else []
-        self.field = QQ.frac_field(*names)
-        gens = dict(zip(names, self.field.gens, strict=True))
+        self.field = QQ.frac_field(*names) if names else QQ
+        gens = dict(zip(names, self.field.gens if names else (), strict=True))
         p = parameters
         parameters = Parameters(
             **{name: self._convert(getattr(p, name)) for name in Parameters.__dataclass_fields__ if name != "e"},
-            e=[[[gens.get(f"e_{h}_{i}_{k}", self.field.zero) for k in times] for i in times] for h in heads],
+            e=[[[gens.get(f"e_{h}_{i}_{k}") or self.convert(p.e[h][i][k]) for k in times] for i in times] for h in heads],
         )
-        if free_tokens:
+        if "tokens" in free:
             parameters.x = [[gens[f"x_{i}_{r}"] for r in range(sizes.D)] for i in times]
         if layer.norm:
             parameters.sigma = [gens[f"sigma_{i}"] for i in times]
@@ -269,7 +270,7 @@ class SymbolicInstance(Instance):
         return self._from_expression(sympy.diff(sympy.sympify(number), variable))
 
     def convert(self, number: Any) -> Number:
-        return self.field.field(QQ(number))
+        return QQ(number) if self.field is QQ else self.field.field(QQ(number))
 
     def value_of(self, name: str, index: tuple[int, ...]) -> Number:
         """The value of a free variable at the point of this instance."""
@@ -312,7 +313,7 @@ def _as_expressions(value: Any) -> Any:
         return [_as_expressions(item) for item in value]
     if isinstance(value, dict):
         return {name: _as_expressions(item) for name, item in value.items()}
-    return value.as_expr()
+    return value.as_expr() if hasattr(value, "as_expr") else sympy.Rational(value.numerator, value.denominator)
 
 
 # -- doubles -----------------------------------------------------------------------------------------------------------
@@ -339,6 +340,12 @@ class FloatInstance(RationalInstance):
     kind = "float"
     exact = False
 
+    @cached_property
+    def rounding(self) -> float:
+        """Differences below this are rounding: 1e-14 of the product of the layer's largest numbers."""
+        parts = (_flat(self.table[name]) for name in ("x", "v", "W_O", "W_K", "q"))
+        return 1e-14 * math.prod(1 + max(map(abs, part)) for part in parts)
+
     def numbers(self, cut: str) -> Numbers:
         return _FloatNumbers(self, cut)
 
@@ -355,3 +362,7 @@ class FloatInstance(RationalInstance):
                 value = value[time]
             return math.exp(value)
         return math.exp(self.parameters.scalars[name])
+
+
+def _flat(value: Any) -> list[float]:
+    return [number for item in value for number in _flat(item)] if isinstance(value, list) else [value]

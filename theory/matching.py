@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 from sympy import Basic
 
-from theory.expressions import INDICES, Expectation, Norm, ScalarSum
+from theory.expressions import INDICES, Block, Entry, Expectation, Norm, ScalarSum
 from theory.symbols import with_head
 
 Binding = dict[Any, Any]
@@ -63,7 +63,7 @@ def cited(equation: Equation, lhs: Basic, rhs: Basic) -> bool:
 
     A result about one head may be cited for any head.
     """
-    sides = [side for one in (equation.lhs, equation.rhs) for side in (one, with_head(one))]
+    sides = [side for one in (equation.lhs, equation.rhs) if one.atoms(Block, Entry) for side in (one, with_head(one))]
     return any(next(occurrences(side, whole), None) is not None for side in sides for whole in (lhs, rhs))
 
 

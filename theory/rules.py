@@ -12,7 +12,7 @@ from sympy import Basic, MatAdd, MatMul
 
 from theory.expressions import Inner, MatrixSum, Norm, ScalarSum, is_matrix, mul, norm
 from theory.matching import Equation, direction, norms, occurrences
-from theory.symbols import R
+from theory.symbols import R, with_head
 
 Rewrite = Callable[[Basic, Basic, Sequence[Equation]], Iterator[Basic]]
 
@@ -116,8 +116,9 @@ def _bound(lhs: Basic, rhs: Basic, cited: Sequence[Equation]) -> Iterator[Basic]
     bounds: dict[Basic, Basic] = {}
     for equation in cited:
         if equation.relation == "<=":
-            for part, binding in occurrences(equation.lhs, lhs):
-                bounds.setdefault(part, equation.rhs.xreplace(binding))
+            for lifted in (lambda side: side, with_head):
+                for part, binding in occurrences(lifted(equation.lhs), lhs):
+                    bounds.setdefault(part, lifted(equation.rhs).xreplace(binding))
     found = _replaced(lhs, bounds)
     if found is not None:
         yield found
@@ -140,6 +141,8 @@ ROWS = Rule("weights sum to one", "the weights of one row sum to 1, so the weigh
 CASES = Rule("case", "the indices named here make deltas and hidden weights 0 or 1")
 SHIFT = Rule("common factor", "a factor common to numerator and denominator cancels")
 CALCULUS = Rule("calculus", "differentiation or limit of an explicit function, done by SymPy")
+CHAIN_TOKEN = Rule("chain rule for maps", "the Jacobian of a composition is the product of the Jacobians")
+CHAIN_SQUARE = Rule("derivative of a square", "the derivative of f^2 is 2 f times the derivative of f")
 EXCHANGE = Rule("exchangeability", "exchangeable tokens: the expectation does not change when two other tokens are swapped")
 RANK_ONE = Rule("rank one", "the spectral norm of u w^T is |u| |w|")
 TRIANGLE = Rule("triangle inequality", "the norm of a sum is at most the sum of the norms", _triangle)

@@ -44,7 +44,7 @@ def draw(layer: Layer, sizes: Sizes, seed: int) -> Parameters:
         gamma=[number() for _ in range(s.D)],
         shift=[number() for _ in range(s.D)],
         sigma=[number(1) for _ in range(s.T)],
-        scalars=scalars | {"p": QQ(1, 3)},
+        scalars=scalars | {"p": QQ(1, 3), "R": QQ(7, 2)},
     )
 
 
@@ -64,9 +64,9 @@ def rational(layer: Layer, sizes: Sizes, seed: int = 0) -> RationalInstance:
 
 
 @lru_cache(maxsize=256)
-def symbolic(layer: Layer, sizes: Sizes, seed: int = 0, free_tokens: bool = True) -> SymbolicInstance:
+def symbolic(layer: Layer, sizes: Sizes, seed: int = 0, free: str = "tokens weights") -> SymbolicInstance:
     """An instance of rational functions."""
-    return SymbolicInstance(layer, sizes, draw(layer, sizes, seed), seed, free_tokens)
+    return SymbolicInstance(layer, sizes, draw(layer, sizes, seed), seed, free)
 
 
 #: name -> (factor on tokens, factor on query and key weights, factor on values, shape of the token set)
@@ -137,9 +137,11 @@ def exact_instances(layer: Layer, heads: int, length: int | None, symbols: str) 
         if t > 1 or layer.hidden != "diagonal"
     ]
     if symbols and not layer.uniform:
-        found.append(symbolic(layer, Sizes(length or 2, 2, 1, heads), 7, length is None and heads == 1))
-    if symbols == "oracle" and not layer.uniform and length is None:
-        found.append(symbolic(layer, Sizes(3, 2, 1, heads), 8, False))
+        free = "" if layer.norm else "tokens weights" if heads == 1 and length is None else "weights"
+        found.append(symbolic(layer, Sizes(length or 2, 2, 1, heads), 7, free))
+    if symbols == "oracle" and not layer.uniform and not layer.norm and length is None:
+        degenerate = layer.hidden == "diagonal" and heads == 1
+        found.append(symbolic(layer, Sizes(3, 2, 1, heads), 8, "weights" if degenerate else ""))
     return found
 
 
