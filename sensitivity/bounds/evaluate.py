@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from sensitivity.bounds import lipschitz as whole_map
 from sensitivity.bounds import rowwise
 from sensitivity.bounds.problem import Problem
-from sensitivity.bounds.verdict import Comparison, NotApplicable
+from sensitivity.bounds.verdict import Comparison, NotApplicableError
 
 Evaluate = Callable[[Problem], Comparison]
 
@@ -70,16 +71,16 @@ def diagonal_lower(problem: Problem) -> Comparison:
     """From below: the output directions that attention reaches least keep the residual."""
     _needs_whole_rows(problem)
     if not problem.attention.residual:
-        raise NotApplicable("there is no residual connection to keep the diagonal from vanishing")
+        raise NotApplicableError("there is no residual connection to keep the diagonal from vanishing")
     cloud, own = problem.cloud, problem.local[2]
     gradient = torch.linalg.vector_norm(problem.gradients, dim=-1)
     bound = rowwise.diagonal_lower(
         problem.constants, own, gradient, cloud.inner_radius[:, None], cloud.inner_query[:, None]
     )
     if not (bound > 0).any():
-        raise NotApplicable("attention is strong in every output direction, so that it could cancel the residual")
+        raise NotApplicableError("attention is strong in every output direction, so that it could cancel the residual")
     found = _per_token(problem, bound)
-    return Comparison(found.measured, bound, found.compared, found.blocks, lower=True)
+    return dataclasses.replace(found, lower=True)
 
 
 def lipschitz(problem: Problem) -> Comparison:
@@ -94,7 +95,7 @@ def lipschitz(problem: Problem) -> Comparison:
 
 
 def _per_pair(problem: Problem, bound: torch.Tensor) -> Comparison:
-    return Comparison(problem.measured, bound, problem.pairs, int(problem.pairs.sum()))
+    return Comparison(problem.measured, bound, problem.pairs, int(problem.pairs.sum()), rounding=problem.rounding)
 
 
 def _per_row(problem: Problem, total: torch.Tensor) -> Comparison:
@@ -109,7 +110,7 @@ def _per_row(problem: Problem, total: torch.Tensor) -> Comparison:
 def _per_token(problem: Problem, bound: torch.Tensor) -> Comparison:
     measured = problem.measured.gather(-1, problem.rows[None, :, None].expand(problem.samples, -1, 1))[..., 0]
     seen = problem.seen[:, problem.rows]
-    return Comparison(measured, bound, seen, int(seen.sum()))
+    return Comparison(measured, bound, seen, int(seen.sum()), rounding=problem.rounding.max())
 
 
 def _own(problem: Problem, values: torch.Tensor) -> torch.Tensor:
@@ -120,12 +121,12 @@ def _own(problem: Problem, values: torch.Tensor) -> torch.Tensor:
 
 def _needs_whole_rows(problem: Problem) -> None:
     if problem.attention.multiplier is not None:
-        raise NotApplicable("a dropout multiplier after the softmax: the weights of a row no longer sum to one")
+        raise NotApplicableError("a dropout multiplier after the softmax: the weights of a row no longer sum to one")
 
 
 def _needs_other_keys(problem: Problem) -> None:
     if not problem.off.any():
-        raise NotApplicable("no pair off the diagonal is visible")
+        raise NotApplicableError("no pair off the diagonal is visible")
 
 
 EVALUATE: dict[str, tuple[Evaluate, tuple[str, ...]]] = {

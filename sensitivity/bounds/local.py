@@ -47,7 +47,7 @@ def local(
     alpha, weights = rows.alpha[0].movedim(0, -1), rows.weights[0].movedim(0, -1)
     # blocks of vanishing weight are scaled to size one, or their squares would underflow
     unit = torch.maximum(alpha.abs(), weights).amax(dim=-1, keepdim=True)
-    scale = torch.where(unit > 0, 1 / unit, 0.0)
+    scale = torch.where(unit > torch.finfo(unit.dtype).tiny, 1 / unit, 0.0)
     alpha, weights = alpha * scale, weights * scale
     deviation = alpha[..., None] * (rows.source.value[0] @ w_o.mT).movedim(0, 1)
     deviation -= weights[..., None] * (rows.mean[0] @ w_o.mT).movedim(0, 1)[:, None]

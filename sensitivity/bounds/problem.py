@@ -15,6 +15,7 @@ from sensitivity.bounds.assumptions import Assumption
 from sensitivity.bounds.cloud import Ball, BallConstants, Cloud
 from sensitivity.bounds.layer import LayerConstants
 from sensitivity.bounds.local import local, row_tiles
+from sensitivity.bounds.verdict import FLOOR
 from sensitivity.jacobian.closed_form import tiles
 from sensitivity.jacobian.norms import Norm
 
@@ -98,6 +99,16 @@ class Problem:
                 plain[sample, place] = triangle
             own[sample, place] = rows.weights[0][:, torch.arange(len(rows.index)), rows.index].mT
         return sharp, plain, own
+
+    @cached_property
+    def rounding(self) -> Float[Tensor, "1 row key"]:
+        """Absolute rounding error of the blocks: of note on the diagonal alone, where covariances may cancel."""
+        attention, kept = self.attention, self.tokens * self.seen[..., None]
+        _, key, value = (torch.linalg.vector_norm(part, dim=-1).amax(dim=(0, 2)) for part in attention.project(kept))
+        outer = self.constants.outputs[0] * self.constants.query_size * abs(attention.scale or 0.0)
+        size = float(outer * (key * value).sum()) + float(self.constants.sizes.sum()) + self.constants.identity
+        error = self.tokens.new_full((1, len(self.rows), self.length), FLOOR)
+        return error.masked_fill(self.diagonal, 8 * torch.finfo(torch.float64).eps * self.length**0.5 * size)
 
     @cached_property
     def gradients(self) -> Float[Tensor, "sample row head dim"]:

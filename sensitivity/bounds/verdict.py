@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from sensitivity.bounds.assumptions import Assumption
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+FLOOR = 1e-140
+"""Norms below it are taken as zero: their squares leave the range of float64."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Comparison:
         compared: which entries count.
         blocks: how many blocks of the Jacobian these entries stand for.
         lower: whether the bound is one from below.
+        rounding: absolute error that rounding may leave in ``measured``, broadcast to its shape.
     """
 
     measured: Tensor
@@ -28,9 +32,10 @@ class Comparison:
     compared: Tensor
     blocks: int
     lower: bool = False
+    rounding: Tensor | float = FLOOR
 
 
-class NotApplicable(Exception):
+class NotApplicableError(Exception):
     """A bound says nothing about this layer; the message is the reason."""
 
 
@@ -89,10 +94,11 @@ def judge(
     """
     bound = comparison.bound.broadcast_to(comparison.measured.shape)
     low, high = (bound, comparison.measured) if comparison.lower else (comparison.measured, bound)
-    wrong = comparison.compared & ~(low <= high * (1 + tolerance))
+    wrong = comparison.compared & ~(low <= high * (1 + tolerance) + comparison.rounding)
     measured, kept = comparison.measured[comparison.compared], bound[comparison.compared]
     top, bottom = (kept, measured) if comparison.lower else (measured, kept)
-    ratio = (top / bottom)[bottom > 0]
+    rounding = torch.as_tensor(comparison.rounding, dtype=bound.dtype, device=bound.device).broadcast_to(bound.shape)
+    ratio = (top / bottom)[bottom > (1e3 * rounding[comparison.compared]).clamp_min(FLOOR)]
     return BoundCheck(
         name=name,
         applies=True,
