@@ -27,9 +27,8 @@ HEAVY = [
     "pandas",
     "rich",
     "click",
-    "transformers",
-    "jinja2",
 ]
+HEAVY += ["transformers", "jinja2"]
 ROOMS = ["bounds", "checkpoint", "fit", "layers", "models", "plot", "statistics", "traffic", "training"]
 
 
