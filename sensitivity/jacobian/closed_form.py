@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
 from sensitivity.errors import InputError
 from sensitivity.jacobian import spectral
+from sensitivity.jacobian.frobenius import Brackets
 from sensitivity.jacobian.geometry import Geometry
 from sensitivity.jacobian.norms import PATHS, Norm, NormMaps, block_norms, check_norm
 from sensitivity.jacobian.query_rows import Rows, RowSource
@@ -116,7 +117,8 @@ def norm_maps(
         engine="closed form",
     )
     for tile in tiles(attention, tokens, norm=norm, paths=paths, heads=heads, tolerance=tolerance):
-        here, rows, maps = tile.samples, tile.rows, tile.maps
+        here, maps = tile.samples, tile.maps
+        rows = slice(int(tile.rows[0]), int(tile.rows[-1]) + 1)
         result.total[here, rows] = maps.total
         if result.diagonal is not None and maps.diagonal is not None:
             result.diagonal[here, rows] = maps.diagonal
@@ -188,16 +190,12 @@ def _frobenius_tile(
     heads: bool,
 ) -> NormMaps:
     """Frobenius norms of one tile."""
-    brackets = _Brackets(geometry, columns, rows)
-    per_pair = brackets.weighted(value_path=True)
-    maps = NormMaps(total=_root(per_pair.sum(dim=1)), attention=rows.weights)
+    brackets = Brackets(geometry, columns, rows)
+    maps = NormMaps(total=brackets.norms(), attention=rows.weights)
     if heads:
-        maps.heads = _root(per_pair[:, geometry.first == geometry.second])
+        maps.heads = brackets.head_norms()
     if paths:
-        maps.paths = {
-            "value": _value_norms(geometry, rows),
-            "key": _root(brackets.weighted(value_path=False).sum(dim=1)),
-        }
+        maps.paths = {"value": brackets.value_norms(), "key": brackets.norms(value_path=False)}
     _put_diagonal(maps, attention, rows, "frobenius")
     return maps
 
@@ -215,58 +213,6 @@ def _spectral_tile(
         maps.paths = {name: spectral.norms(operator.only(path=name), tolerance) for name in ("value", "key")}
     _put_diagonal(maps, attention, rows, "spectral")
     return maps
-
-
-class _Brackets:
-    """The brackets of every head pair over a tile, weighted by the attention weights of both heads."""
-
-    def __init__(self, geometry: Geometry, columns: Tensor, rows: Rows) -> None:
-        self.geometry, self.columns, self.rows = geometry, columns, rows
-
-    def weighted(self, value_path: bool) -> Float[Tensor, "sample pair row key"]:
-        """Contribution of each head pair to the squared norms."""
-        geometry, rows = self.geometry, self.rows
-        if rows.dropped:
-            squares = self.columns.new_zeros(rows.weights.shape[0], len(geometry.first), *rows.weights.shape[2:])
-            self._put_explicit(squares, torch.ones_like(squares[:, 0], dtype=torch.bool), value_path)
-            return squares
-        features = geometry.rows(rows.query, rows.mean, value_path)
-        squares = features @ self.columns.mT
-        squares.mul_(rows.weights[:, geometry.first]).mul_(rows.weights[:, geometry.second])
-        self._put_explicit(squares, self._cancelled(squares), value_path)
-        return squares
-
-    def _cancelled(self, squares: Tensor) -> Bool[Tensor, "sample row key"]:
-        """Which blocks are so small beside the terms of their bracket that rounding has eaten their digits."""
-        geometry, rows = self.geometry, self.rows
-        own = geometry.first == geometry.second
-        outputs = geometry.outputs[own]
-        mean = ((rows.mean @ outputs) * rows.mean).sum(dim=-1)
-        largest = self.columns[:, own, :, -1].amax(dim=-1, keepdim=True)
-        terms = geometry.products(rows.query)[:, own, :, 0] * (mean + largest)
-        scale = torch.einsum("shrk,shr->srk", rows.weights**2, terms)
-        precision = torch.finfo(squares.dtype).eps
-        return squares.sum(dim=1) < scale * max(precision**0.5, 1e5 * precision)
-
-    def _put_explicit(self, squares: Tensor, where: Tensor, value_path: bool) -> None:
-        """Computes the marked blocks from their deviations, some at a time."""
-        rows, value = self.rows, self.rows.source.value
-        pixels = where.nonzero()
-        step = max(1, TILE // (value.shape[1] * value.shape[-1]))
-        for low in range(0, len(pixels), step):
-            sample, row, key = pixels[low : low + step].unbind(dim=-1)
-            alpha, weight = rows.alpha[sample, :, row, key].mT, rows.weights[sample, :, row, key].mT
-            deviation = alpha[..., None] * value[sample, :, key].movedim(0, 1)
-            deviation = deviation - weight[..., None] * rows.mean[sample, :, row].movedim(0, 1)
-            query = rows.query[sample, :, row].movedim(0, 1)
-            squares[sample, :, row, key] = self.geometry.explicit(query, alpha, deviation, value_path).mT
-
-
-def _value_norms(geometry: Geometry, rows: Rows) -> Float[Tensor, "sample row key"]:
-    r""":math:`\|\sum_h \alpha^h_{ij} M_h\|_F` from the Gram matrix of the :math:`M_h`."""
-    multiplicity = 1 + (geometry.first != geometry.second).to(geometry.values.dtype)
-    pairs = rows.alpha[:, geometry.first] * rows.alpha[:, geometry.second]
-    return _root(torch.einsum("sprk,p->srk", pairs, multiplicity * geometry.values))
 
 
 def _put_diagonal(maps: NormMaps, attention: SoftmaxAttention, rows: Rows, norm: Norm) -> None:
@@ -315,11 +261,6 @@ def _mark_padding(maps: NormMaps, attention: SoftmaxAttention) -> None:
 
 def _left_out(padding: Tensor) -> Tensor:
     return padding[:, :, None] | padding[:, None, :]
-
-
-def _root(square: Tensor) -> Tensor:
-    """Square root; rounding may leave a tiny negative square where a norm is zero."""
-    return square.clamp_min_(0).sqrt_()
 
 
 def check_self_attention(attention: SoftmaxAttention) -> None:

@@ -124,6 +124,13 @@ class Geometry:
             squares = squares + right * ((backward @ self.outputs.mT) * first).sum(dim=-1)
         return squares * self._multiplicity()[:, 0]
 
+    def only(self, head: int) -> Geometry:
+        """The geometry of one head alone."""
+        own = (self.first == head) & (self.second == head)
+        zero = torch.zeros_like(self.first[own])
+        cut = (self.outputs, self.values, self.forward, self.backward, self.keys)
+        return Geometry(zero, zero, *(part[own] for part in cut))
+
     def products(self, query: Float[Tensor, "sample head row width"]) -> Float[Tensor, "sample pair row 1"]:
         r""":math:`\omega^{hg}_i = w_h(i) \cdot w_g(i)`."""
         return ((query[:, self.first] @ self.keys) * query[:, self.second]).sum(dim=-1, keepdim=True)

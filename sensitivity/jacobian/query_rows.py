@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,12 @@ class Rows:
     mean: Float[Tensor, "sample head row value_width"]
     dropped: bool
     source: RowSource
+
+    def only(self, head: int) -> Rows:
+        """The rows of one head alone."""
+        here = slice(head, head + 1)
+        cut = (self.query, self.weights, self.alpha, self.mean)
+        return Rows(self.index, *(part[:, here] for part in cut), self.dropped, self.source.only(head))
 
     def covariance(self) -> Float[Tensor, "sample head row value_width width"]:
         r""":math:`\sum_l a_{il} (m_{il} v_l - o_i) k_l^T` of every row, on centred keys (a shift of them cancels)."""
@@ -81,6 +88,14 @@ class RowSource:
         self.dropped = attention.multiplier is not None
         self.shift = torch.zeros_like(value[..., :1, :]) if self.dropped else value.mean(dim=-2, keepdim=True)
         self.value = value - self.shift
+
+    def only(self, head: int) -> RowSource:
+        """One head alone."""
+        alone = copy.copy(self)
+        here = slice(head, head + 1)
+        for name in ("query", "raw_key", "key", "value", "shift"):
+            setattr(alone, name, getattr(self, name)[:, here])
+        return alone
 
     def rows(self, index: Int[Tensor, " row"]) -> Rows:
         """The rows at the query times ``index``."""
