@@ -39,8 +39,8 @@ class Rows:
     def only(self, head: int) -> Rows:
         """The rows of one head alone."""
         here = slice(head, head + 1)
-        cut = (self.query, self.weights, self.alpha, self.mean)
-        return Rows(self.index, *(part[:, here] for part in cut), self.dropped, self.source.only(head))
+        query, weights, alpha, mean = (part[:, here] for part in (self.query, self.weights, self.alpha, self.mean))
+        return Rows(self.index, query, weights, alpha, mean, self.dropped, self.source.only(head))
 
     def covariance(self) -> Float[Tensor, "sample head row value_width width"]:
         r""":math:`\sum_l a_{il} (m_{il} v_l - o_i) k_l^T` of every row, on centred keys (a shift of them cancels)."""

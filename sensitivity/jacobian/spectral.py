@@ -85,7 +85,7 @@ def norms(operator: BlockOperator, tolerance: float, seed: int = 0) -> Float[Ten
     operator = dataclasses.replace(
         operator, value=operator.value / unit[..., None], deviation=operator.deviation / unit[..., None, None]
     )
-    basis, diagonal, off_diagonal = [vector], [], []
+    basis, diagonal, off_diagonal = [vector], list[Tensor](), list[Tensor]()
     for step in range(1, dim + 1):
         image = operator.gram(basis[-1])
         diagonal.append((image * basis[-1]).sum(dim=-1))
