@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,12 +65,18 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from list(value.values())[:64]
     elif hasattr(value, "__func__"):
         yield from (value.__self__, value.__func__)
-    elif hasattr(value, "__code__"):
+    elif isinstance(getattr(value, "__code__", None), types.CodeType):
         yield from (cell.cell_contents for cell in value.__closure__ or () if _filled(cell))
-        yield from (value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__)
+        yield from (value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__)
         yield from value.__defaults__ or ()
     elif callable(value) and hasattr(value, "__dict__") and not isinstance(value, type):
         yield from vars(value).values()
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Names that the code uses, in comprehensions and inner functions too."""
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return set(code.co_names).union(*(_names(part) for part in inner))
 
 
 def _filled(cell: Any) -> bool:

@@ -354,3 +354,23 @@ def test_tokens_of_another_type_than_the_model():
 def test_integer_tokens_ask_for_the_embedding():
     with pytest.raises(InputError, match="name the embedding layer"):
         norm_maps(nn.Embedding(4, DIM), torch.zeros(1, 3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_spectral_norms_in_float32(scale):
+    model, tokens = build("convolution"), TOKENS.float()
+    expected = norm_map(model, tokens.double(), "spectral") * scale
+    wide = build("convolution").float()
+    maps = norm_maps(lambda value: wide(value) * scale, tokens, norm="spectral")
+    assert_close(maps.total, expected, "float32")
+
+
+def test_a_random_function_that_frees_its_graph_keeps_its_draw():
+    model = build("one backward")
+
+    def function(tokens: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(model(tokens).mean(dim=-1, keepdim=True), 0.5).expand(-1, -1, 2)
+
+    drawn = blocks(function, TOKENS, stochastic=True)
+    assert drawn.any()
+    assert torch.equal(drawn[..., 0, :], drawn[..., 1, :])

@@ -24,7 +24,7 @@ class Masked(nn.Module):
         super().__init__()
         self.encoder = transformer(2)
         self.after = nn.Identity() if after is None else after
-        mask = torch.full((LENGTH, LENGTH), hidden).triu(1)
+        mask = torch.full((LENGTH, LENGTH), hidden, dtype=torch.float64).triu(1)
         if hole is not None:
             mask[hole] = 0.0
         self.register_buffer("mask", mask, persistent=False)
@@ -63,6 +63,14 @@ def test_hole_in_the_mask_is_named():
 def test_weak_mask_becomes_attention():
     check = check_causality(masked(None, -1.0), TOKENS)
     assert (check.query, check.key) == (0, 1)
+
+
+def test_row_of_smallest_numbers_becomes_uniform_attention():
+    model = masked(None, torch.finfo(torch.float64).min)
+    assert check_causality(model, TOKENS)
+    model.mask[2] = torch.finfo(torch.float64).min
+    check = check_causality(model, TOKENS)
+    assert (check.query, check.key) == (2, 3)
 
 
 def test_layer_after_the_mask_is_named():

@@ -87,14 +87,25 @@ class SpectralMaps:
                 self._finish(chunk.samples, query, torch.cat(self.waiting.pop((chunk.samples.start, query)), dim=1))
 
     def _finish(self, samples: slice, query: int, blocks: Float[Tensor, "sample out key in"]) -> None:
-        self.total[samples, query] = torch.linalg.matrix_norm(blocks.transpose(1, 2), ord=2)
+        self.total[samples, query] = largest_singular_value(blocks.transpose(1, 2))
         if self.diagonal is not None:
             one = torch.eye(blocks.shape[1], dtype=self.dtype, device=blocks.device)
-            self.diagonal[samples, query] = torch.linalg.matrix_norm(blocks[:, :, query] - one, ord=2)
+            self.diagonal[samples, query] = largest_singular_value(blocks[:, :, query] - one)
 
     def maps(self, norm: str) -> NormMaps:
         """The norms; ``norm`` is the spectral one."""
         return NormMaps(total=self.total, diagonal=self.diagonal)
+
+
+def largest_singular_value(blocks: Float[Tensor, "*axes out in"]) -> Float[Tensor, "*axes"]:
+    """Spectral norms by the eigenvalues of the smaller Gram matrix, which give the largest one to rounding.
+
+    Blocks are scaled first, so that squares neither overflow nor vanish.
+    """
+    scale = blocks.abs().amax(dim=(-2, -1), keepdim=True)
+    scaled = blocks / torch.where(scale > 0, scale, 1.0)
+    gram = scaled @ scaled.mT if blocks.shape[-2] < blocks.shape[-1] else scaled.mT @ scaled
+    return torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0).sqrt() * scale[..., 0, 0]
 
 
 class Blocks:

@@ -7,6 +7,7 @@ copies and never with the size of the Jacobian.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from sensitivity.jacobian.cotangents import Cotangents
 from sensitivity.jacobian.independence import explained
+from sensitivity.jacobian.state import random_state, set_random_state
 
 Function = Callable[[Tensor], Tensor]
 
@@ -71,6 +73,7 @@ def stream(
             for place in graph.places():
                 gradients = graph.rows(cotangents.query(rows), vectors, place)
                 yield Rows(_shift(place, samples), rows, vectors, gradients)
+        del graph  # before the next group's is built
 
 
 def _shift(place: slice, samples: slice) -> slice:
@@ -87,6 +90,7 @@ class _Graph:
         self.copies = 1 if plan.vmapped else plan.copies
         self.tokens = tokens.detach()
         self.reusable = True
+        self.random = random_state()
         self.forward()
 
     def forward(self) -> None:
@@ -122,10 +126,9 @@ class _Graph:
 
     def _differentiate(self, cotangent: Tensor) -> Tensor:
         if not self.reusable:
+            set_random_state(self.random)  # a random function keeps its one draw
             self.forward()
-        with warnings.catch_warnings():
-            if self.plan.vmapped:
-                warnings.filterwarnings("ignore", message=".*batching rule.*")
+        with _quiet() if self.plan.vmapped else contextlib.nullcontext():
             (gradient,) = torch.autograd.grad(
                 self.output,
                 self.leaf,
@@ -138,3 +141,11 @@ class _Graph:
             return gradient
         lead = cotangent.shape[:2] if self.plan.vmapped else cotangent.shape[:1]
         return self.tokens.new_zeros(*lead, *self.tokens.shape[1:])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from warning that vmap loops over an operation, which is slow but right."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*batching rule.*")
+        yield

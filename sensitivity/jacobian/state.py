@@ -58,8 +58,7 @@ def _kept_globals() -> Iterator[None]:
     fastpath = torch.backends.mha.get_fastpath_enabled()
     kernels = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _KERNELS}
     dtype, threads, cudnn = torch.get_default_dtype(), torch.get_num_threads(), torch.backends.cudnn.enabled
-    random = torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    random = random_state()
     try:
         yield
     finally:
@@ -70,9 +69,20 @@ def _kept_globals() -> Iterator[None]:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         torch.backends.cudnn.enabled = cudnn
-        torch.set_rng_state(random)
-        if devices is not None:
-            torch.cuda.set_rng_state_all(devices)
+        set_random_state(random)
+
+
+def random_state() -> tuple[Tensor, list[Tensor] | None]:
+    """States of the global generators, of the GPUs too where they are in use."""
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if in_use else None
+
+
+def set_random_state(state: tuple[Tensor, list[Tensor] | None]) -> None:
+    """Puts the global generators into a state that :func:`random_state` gave."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state_all(state[1])
 
 
 def _enable_kernel(name: str, enabled: bool) -> None:
