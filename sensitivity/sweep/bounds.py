@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
 from sensitivity.bounds import BoundCheck, check
+from sensitivity.bounds.problem import Problem
 from sensitivity.jacobian.norms import Norm
 
 DEFAULT = (
@@ -26,7 +27,7 @@ DEFAULT = (
     "diagonal_lower",
     "lipschitz",
 )
-SEQUENCES, ROWS = 16, 32
+SEQUENCES, ROWS, OVERLAID = 16, 32, 4
 WHOLE_MAP = 128 * 72  # time x dim up to which the whole Jacobian of a sequence is taken as one matrix
 
 
@@ -43,6 +44,7 @@ class Verdict:
         closest: largest measured / bound.
         bound: mean of the bound.
         measured: mean of what was measured there.
+        off_diagonal: mean of the bound over the pairs off the diagonal alone, to stand beside their mean sensitivity.
         assumptions: what the bound assumes: whether it holds here, and the number that says so.
         reason: why it does not apply.
     """
@@ -55,6 +57,7 @@ class Verdict:
     closest: float = math.nan
     bound: float = math.nan
     measured: float = math.nan
+    off_diagonal: float = math.nan
     assumptions: dict[str, tuple[bool, float]] = field(default_factory=dict)
     reason: str = ""
 
@@ -75,7 +78,9 @@ class Verdict:
     def from_plain(cls, values: dict[str, Any]) -> Verdict:
         """The verdict that :meth:`plain` described; None stands for NaN."""
         held = {one["text"]: (one["holds"], _number(one["value"])) for one in values["assumptions"]}
-        numbers = {name: _number(values[name]) for name in ("tightness", "closest", "bound", "measured")}
+        numbers = {
+            name: _number(values[name]) for name in ("tightness", "closest", "bound", "measured", "off_diagonal")
+        }
         return cls(**(values | numbers | {"assumptions": held}))
 
 
@@ -89,8 +94,8 @@ def _number(value: float | None) -> float:
 class BoundSample:
     """Gathers some sequences of a layer while it is measured, and checks the bounds on them.
 
-    Bounds cost more than the measurement itself, so they are checked on at most 16 sequences, spread over the batches,
-    and 32 query rows of each, spread over time. The bound on the whole Jacobian is left out where that is large.
+    Bounds cost more than the measurement, so they are checked on at most 16 sequences, spread over the batches, and 32
+    query rows of each, spread over time. The bound on the whole Jacobian is left out where that is large.
 
     Args:
         names: bounds to check.
@@ -128,4 +133,17 @@ class BoundSample:
         if len(names) < len(self.names):
             reason = f"not checked: the whole Jacobian of a sequence has {length * dim} rows, over {WHOLE_MAP}"
             found["lipschitz"] = Verdict("lipschitz", applies=False, reason=reason)
+        for name, mean in self._off_diagonal(attention, tokens, [n for n in names if found[n].applies]).items():
+            found[name] = dataclasses.replace(found[name], off_diagonal=mean)
         return {name: found[name] for name in self.names}
+
+    def _off_diagonal(self, attention: SoftmaxAttention, tokens: Tensor, names: Sequence[str]) -> dict[str, float]:
+        """Means over the pairs off the diagonal, on a few sequences, of the bounds that speak of single pairs."""
+        if "local" not in names:
+            return {}
+        few = slice(None, None, max(1, -(-len(tokens) // OVERLAID)))
+        problem = Problem(attention.sample(few), tokens[few], self.norm, ROWS)
+        if not problem.off.any():
+            return {}
+        bounds = dict(zip(("local", "triangle"), problem.local, strict=False))
+        return {name: float(bounds[name][problem.off].mean()) / problem.unit for name in bounds if name in names}

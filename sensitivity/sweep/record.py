@@ -25,8 +25,8 @@ class Record:
         groups: the independent unit of every sample, ``(sample,)``.
         profiles: ``lag`` and ``lag_residual_removed`` ``(lag,)``, ``primacy`` ``(key,)``.
         maps: mean maps over samples: ``norms``, ``value``, ``key``, ``attention`` (mean over heads), ``attended`` and
-            ``visible`` ``(query, key)``; ``diagonal`` (residual removed), ``residual`` and ``query`` ``(query,)``. Empty
-            if not kept.
+            ``visible`` ``(query, key)``; ``diagonal`` (residual removed), ``residual`` and ``query`` ``(query,)``;
+            empty if not kept.
         bounds: verdicts by name.
     """
 

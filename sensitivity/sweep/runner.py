@@ -43,8 +43,8 @@ def sweep(
     """Measures every layer that a source gives, at every length.
 
     A length at which the source fails (a model that refuses it, memory that does not suffice) is recorded with the
-    reason, and the others are kept. With ``directory``, every finished length is written there at once, so that an interrupted
-    sweep can be resumed.
+    reason, and the others are kept. With ``directory``, every finished length is written there at once, so that an
+    interrupted sweep can be resumed.
 
     Args:
         source: a callable ``length -> {layer: (attention, tokens, groups)}`` or one that yields batches:
@@ -167,5 +167,5 @@ def _provenance(settings: Mapping[str, Any], seed: int, more: Mapping[str, Any] 
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
-    found = {"versions": versions, "norm": settings["norm"], "seed": seed, **(more or {})}
-    return found | {"settings": fingerprint(settings)}
+    found = {"versions": versions, "norm": settings["norm"], "seed": seed, "settings": fingerprint(settings)}
+    return found | dict(more or {})

@@ -1,0 +1,63 @@
+"""``sensitivity measure``."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import click
+
+from sensitivity.cli.options import LENGTHS, out_option, seed_option
+from sensitivity.errors import InputError
+
+
+@click.command(name="measure")
+@click.option("--model", metavar="FILE", help="Checkpoint of the model, such as ckpt.pt of a training run.")
+@click.option("--random", metavar="SPEC", help="Random layers at tokens N(0, I) instead of a model: dim=72,heads=8, "
+              "and gain=, causal=, residual=, biases=, mask=, layers=.")  # fmt: skip
+@click.option("--data", metavar="FILE", help="Traffic file, or 'synthetic'. [default: what the model was trained on]")
+@click.option("--graph", metavar="FILE", help="Road graph of --data.")
+@click.option("--lengths", type=LENGTHS, help="Sequence lengths, as 12,24,48 or 8,...,1024. "
+              "[default: training length times 1, 2, 4, 8; --random: 8,...,256]")  # fmt: skip
+@click.option("--layers", metavar="NAMES", help="Attention layers, separated by commas. [default: all]")
+@click.option("--samples", type=int, help="Windows of data, or random sequences. [default: 16; --random: 8]")
+@click.option("--norm", type=click.Choice(["frobenius", "rms", "spectral"]), default="frobenius", show_default=True,
+              help="Norm of the Jacobian blocks.")  # fmt: skip
+@seed_option()
+@out_option("measurement")
+@click.option("--json", "as_json", is_flag=True, help="Print the content of summary.json and nothing else.")
+@click.option("--resume", is_flag=True, help="Take up the lengths that an interrupted measurement has finished.")
+@click.option("--trust-pickle", is_flag=True, help="Let the checkpoint run code; only if you trust its maker.")
+@click.option("--builder", metavar="PKG.MOD:FN", help="Function that builds the model which the weights belong to.")
+def command(as_json: bool, resume: bool, out: str, **options: Any) -> None:
+    """Measure the sensitivity of every attention layer over sequence lengths.
+
+    Writes measurement.nc, summary.json and figures to --out.
+    """
+    from sensitivity.cli.measuring import folder, table
+
+    job = _job(options)
+    place = folder.Folder(out, job)
+    found = place.measure(resume)
+    written = place.write(found)
+    if as_json:
+        click.echo(folder.as_json(found), nl=False)
+        return
+    table.show(found, [*job.headline, *job.notes])
+    click.echo(textwrap.fill(f"wrote {out}: {', '.join(written)}", 80, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _job(options: dict[str, Any]) -> Any:
+    """What to measure, checked before anything is computed or written."""
+    from sensitivity.cli.measuring import job
+
+    if (options["model"] is None) == (options["random"] is None):
+        raise InputError("say what to measure, either with --model FILE or with --random dim=72,heads=8.")
+    if options["samples"] is not None and options["samples"] < 1:
+        raise InputError(f"--samples must be at least 1, not {options['samples']}.")
+    if options["random"] is None:
+        return job.of_model(**{name: value for name, value in options.items() if name != "random"})
+    others = [name for name in ("data", "graph", "layers", "builder") if options[name] is not None]
+    if others:
+        raise InputError(f"--random draws its own layers and tokens, so --{others[0]} has no meaning; leave it out.")
+    return job.of_random(**{name: options[name] for name in ("random", "lengths", "samples", "norm", "seed")})
