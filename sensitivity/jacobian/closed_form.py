@@ -217,22 +217,23 @@ def _spectral_tile(
 
 def _put_diagonal(maps: NormMaps, attention: SoftmaxAttention, rows: Rows, norm: Norm) -> None:
     """Replaces the entries on the diagonal, where the query and residual paths add to the others, by exact ones."""
-    per_head, query = rows.diagonal_blocks(attention)
-    total = per_head.sum(dim=1)
-    samples, places, index = slice(None), torch.arange(len(rows.index), device=rows.index.device), rows.index
+    inner, query = rows.diagonal_inner(attention)
+    outputs = attention.output_weight.movedim(0, 1).flatten(1)
+    total = outputs @ inner.flatten(2, 3)
+    places, index = torch.arange(len(rows.index), device=rows.index.device), rows.index
     if attention.out_dim == attention.dim:
         maps.diagonal = block_norms(total, norm)
     if attention.residual:
-        total = total + torch.eye(attention.dim, dtype=total.dtype, device=total.device)
-    maps.total[samples, places, index] = block_norms(total, norm)
+        total.diagonal(dim1=-2, dim2=-1).add_(1)
+    maps.total[:, places, index] = block_norms(total, norm)
     if maps.heads is not None:
-        maps.heads[samples, :, places, index] = block_norms(per_head, norm)
+        maps.heads[:, :, places, index] = block_norms(attention.output_weight @ inner, norm).mT
     if maps.paths:
         zero = torch.zeros_like(maps.total)
         maps.paths = {"residual": zero, **maps.paths, "query": zero.clone()}
         unit = 1.0 if norm == "spectral" else math.sqrt(attention.dim)
-        maps.paths["residual"][samples, places, index] = unit * float(attention.residual)
-        maps.paths["query"][samples, places, index] = block_norms(query, norm)
+        maps.paths["residual"][:, places, index] = unit * float(attention.residual)
+        maps.paths["query"][:, places, index] = block_norms(outputs @ query.flatten(2, 3), norm)
 
 
 def _scaled(maps: NormMaps, factor: float) -> NormMaps:

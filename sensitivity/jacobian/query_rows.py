@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
 
-OUTER = 2**24  # numbers in the table of value-key products that a covariance may hold at a time
+OUTER = 2**25  # numbers in the table of value-key products that may be held at a time
 
 
 @dataclass
@@ -44,32 +45,23 @@ class Rows:
 
     def covariance(self) -> Float[Tensor, "sample head row value_width width"]:
         r""":math:`\sum_l a_{il} (m_{il} v_l - o_i) k_l^T` of every row, on centred keys (a shift of them cancels)."""
-        value, key = self.source.value, self.source.key
-        value_width, width, length = value.shape[-1], key.shape[-1], key.shape[-2]
-        step = max(1, min(value_width, OUTER // (key.shape[0] * key.shape[1] * length * width)))
-        parts = []
-        for low in range(0, value_width, step):
-            outer = value[..., low : low + step, None] * key[..., None, :]
-            part = self.alpha @ outer.flatten(-2)
-            parts.append(part.unflatten(-1, (outer.shape[-2], width)))
-        keys = self.weights @ key
-        return torch.cat(parts, dim=-2) - self.mean[..., :, None] * keys[..., None, :]
+        parts = [self.alpha @ outer for outer in self.source.outer_products()]
+        covariance = torch.cat(parts, dim=-1).unflatten(-1, (-1, self.source.key.shape[-1]))
+        return covariance - self.mean[..., :, None] * (self.weights @ self.source.key)[..., None, :]
 
-    def diagonal_blocks(
+    def diagonal_inner(
         self, attention: SoftmaxAttention
-    ) -> tuple[Float[Tensor, "sample head row out dim"], Float[Tensor, "sample row out dim"]]:
-        """Diagonal blocks of every head without the residual, and the query path of all heads together."""
-        w_o = attention.output_weight
+    ) -> tuple[Float[Tensor, "sample row head value_width dim"], Float[Tensor, "sample row head value_width dim"]]:
+        r"""Diagonal blocks before :math:`W_O`, without the residual: all paths, and the query path alone."""
         at = self.index[None, None, :, None]
         weight = self.weights.gather(-1, at.expand(*self.weights.shape[:2], -1, 1))
         alpha = self.alpha.gather(-1, at.expand(*self.alpha.shape[:2], -1, 1))
-        value = self.source.value[:, :, self.index]
-        deviation = alpha * value - weight * self.mean
+        deviation = alpha * self.source.value[:, :, self.index] - weight * self.mean
         gradient = attention.scale * self.query @ attention.key_weight
-        query = attention.scale * self.covariance() @ attention.query_weight[:, None]
-        inner = alpha[..., None] * attention.value_weight[:, None] + deviation[..., None] * gradient[..., None, :]
-        query = w_o[:, None] @ query
-        return w_o[:, None] @ inner + query, query.sum(dim=1)
+        query = self.covariance() @ (attention.scale * attention.query_weight[:, None])
+        inner = alpha[..., None] * attention.value_weight[:, None]
+        inner.addcmul_(deviation[..., None], gradient[..., None, :]).add_(query)
+        return inner.movedim(1, 2), query.movedim(1, 2)
 
 
 class RowSource:
@@ -88,10 +80,25 @@ class RowSource:
         self.dropped = attention.multiplier is not None
         self.shift = torch.zeros_like(value[..., :1, :]) if self.dropped else value.mean(dim=-2, keepdim=True)
         self.value = value - self.shift
+        self._outer: Tensor | None = None
+
+    def outer_products(self) -> Iterator[Float[Tensor, "sample head key products"]]:
+        """Products of every value entry with every key entry, in parts that fit; kept where they fit together."""
+        if self._outer is not None:
+            yield self._outer
+            return
+        value_width, width, length = self.value.shape[-1], self.key.shape[-1], self.key.shape[-2]
+        step = max(1, min(value_width, OUTER // (self.key.shape[0] * self.key.shape[1] * length * width)))
+        for low in range(0, value_width, step):
+            part = (self.value[..., low : low + step, None] * self.key[..., None, :]).flatten(-2)
+            if step == value_width:
+                self._outer = part
+            yield part
 
     def only(self, head: int) -> RowSource:
         """One head alone."""
         alone = copy.copy(self)
+        alone._outer = None
         here = slice(head, head + 1)
         for name in ("query", "raw_key", "key", "value", "shift"):
             setattr(alone, name, getattr(self, name)[:, here])
