@@ -88,6 +88,8 @@ class Step:
             raise _Fails(f"the relation must be one of {RELATIONS}, not {self.relation!r}")
         if is_matrix(self.lhs) != is_matrix(self.rhs) or (is_matrix(self.lhs) and self.lhs.shape != self.rhs.shape):
             raise _Fails("the sides have different shapes")
+        if self.lhs == self.rhs:
+            raise _Fails("both sides are the same formula")
         for equation in citations:
             if not cited(equation, self.lhs, self.rhs):
                 raise _Fails(f"it cites {equation.name!r}, but neither side of that result occurs in it")

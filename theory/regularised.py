@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sympy import Derivative, Expr, Limit, Ne, S, Symbol, exp, oo
+from sympy import Derivative, Expr, Limit, Ne, S, Subs, Symbol, exp, log, oo
 
 from theory import attention, rules, softmax
 from theory.attention import D_IJ, gain, query_core
@@ -49,14 +49,23 @@ MASKED = Layer(hidden="diagonal")
 PAPER = "Regularised variants of arXiv:2602.10956."
 
 
-def split_block(weight: Any, head: Symbol | None = None) -> Any:
-    """The three paths on the diagonal as a function of one number, the diagonal weight."""
+def split_block(weight: Any, head: Symbol | None = None, rest: Any = None, both: Any = None) -> Any:
+    """The three paths on the diagonal as a function of one number, the diagonal weight.
+
+    Args:
+        weight: the diagonal weight.
+        head: the head, or None for one head.
+        rest: how to write ``1 - weight``.
+        both: how to write ``weight (1 - weight)``.
+    """
+    rest = 1 - weight if rest is None else rest
+    both = weight * rest if both is None else both
     apart = sub(v(i, head), vrest(i, head))
     keys = transpose(sub(key(i, head), krest(i, head)))
-    spread = add(mul(1 - weight, cov_rest(i, head)), mul(weight * (1 - weight), apart, keys))
+    spread = add(mul(rest, cov_rest(i, head)), mul(both, apart, keys))
     return add(
         mul(weight, W_O(head), W_V(head)),
-        mul(c, weight * (1 - weight), W_O(head), apart, gain(head)),
+        mul(c, both, W_O(head), apart, gain(head)),
         mul(c, W_O(head), spread, W_Q(head)),
     )
 
@@ -69,8 +78,8 @@ def leave_one_out() -> Derivation:
     build.start("masked weight", b(i, j), where=[rest]).eq(exp(s(i, j)) / others, rules.DEFINITION)
     build.start("weight", a(i, j), where=[rest])
     build.eq(exp(s(i, j)) / total(exp(s(i, l)), l), rules.CITE, softmax.derivative().result("weight"))
-    build.eq(others / total(exp(s(i, l)), l) * (exp(s(i, j)) / others), rules.SHIFT)
-    build.eq((1 - a(i, i)) * b(i, j), rules.CITE, "masked weight", softmax.derivative().result("weight"))
+    build.eq(others / total(exp(s(i, l)), l) * b(i, j), rules.CITE, "masked weight")
+    build.eq((1 - a(i, i)) * b(i, j), rules.CITE, softmax.derivative().result("weight"))
     build.start("mean", vbar(i)).eq(total(mul(a(i, l), v(l)), l), rules.DEFINITION)
     build.eq(add(mul(a(i, i), v(i)), total(mul(1 - a(i, i), b(i, l), v(l)), l, i)), rules.CITE, "weight")
     build.eq(add(mul(a(i, i), v(i)), mul(1 - a(i, i), vrest(i))), rules.DEFINITION)
@@ -87,7 +96,7 @@ def leave_one_out() -> Derivation:
     return build.done(
         "leave-one-out",
         "The diagonal weight alone",
-        "Write $a^{\\setminus}$ for the weights of row i without key i. Every regulariser of the diagonal acts through the "
+        "Write $a^{\\setminus i}$ for the weights of row i without key i. Every regulariser of the diagonal acts through the "
         "single number $a_{ii}$: mean, covariance and diagonal block are explicit functions of it.",
         assumptions=("at least two visible keys",),
         results=("masked weight", "weight", "mean", "deviation", "covariance", "block"),
@@ -114,7 +123,7 @@ def hard_mask() -> Derivation:
         "A hard diagonal mask keeps the query path",
         "With $B_{ii}=-\\infty$ the weight $a_{ii}$ is zero, so the value path and the key path vanish on the diagonal. The "
         "query path does **not**: token i still decides, as the query, how row i weighs all other keys. This contradicts "
-        "the statement that a full mask suppresses the query part as well: what is left besides the residual is exactly "
+        "the paper, which says that a full mask suppresses the query part as well: what is left besides the residual is exactly "
         "$c\\sum_h W_O\\,\\mathrm{Cov}_i\\,W_Q$, over the other keys, and it does not shrink as T grows.",
         layer=MASKED,
         reference=PAPER,
@@ -131,7 +140,7 @@ def mask_of_two() -> Derivation:
     build.eq(eye, rules.CASES)
     return build.done(
         "mask-two-tokens",
-        "Two tokens: the one case where a hard mask leaves only the residual",
+        "Two tokens: where a hard mask leaves only the residual",
         "A masked row of two tokens sees a single key. A single weight is always 1, its covariance is zero, and the diagonal "
         "block is the identity.",
         layer=MASKED,
@@ -177,7 +186,7 @@ def penalty() -> Derivation:
         "A finite penalty",
         "A number $\\beta$ added to the diagonal logit (negative to weaken the diagonal) changes no formula, only "
         "$a_{ii}$. The masked weights, means and covariance do not depend on it, so the derivative of the diagonal block "
-        "along $\\beta$ is explicit. The part $-cW_O\\mathrm{Cov}^{\\setminus}_iW_Q$ has the other sign: a negative "
+        "along $\\beta$ is explicit. The part $-cW_O\\mathrm{Cov}^{\\setminus i}_iW_Q$ has the other sign: a negative "
         "penalty **strengthens** this part of the query path while it weakens the value path.",
         layer=Layer(penalty=True),
         reference=PAPER,
@@ -212,26 +221,28 @@ def uniform() -> Derivation:
     build.start("mean of the others", vrest(i)).eq(mul(1 / (T - 1), total(v(l), l, i)), rules.CASES)
     build.start("block", Partial(out(i), x(i)))
     build.eq(add(eye, split_block(a(i, i))), rules.CITE, leave_one_out().result("block"))
-    build.eq(add(eye, split_block(weight)), rules.CITE, "diagonal weight")
+    whole = exp(beta) + T - 1
+    written = split_block(weight, None, (T - 1) / whole, (T - 1) * exp(beta) / whole**2)
+    build.eq(add(eye, written), rules.CITE, "diagonal weight")
     build.start("slope", Derivative(weight, beta)).eq(weight * (1 - weight), rules.CALCULUS)
     build.eq((T - 1) * exp(beta) / (exp(beta) + T - 1) ** 2, rules.COLLECT)
-    build.start("slope without penalty", Derivative(weight, beta).doit().subs(beta, 0)).eq((T - 1) / T**2, rules.CALCULUS)
-    build.start("no penalty", weight.subs(beta, 0)).eq(1 / T, rules.CALCULUS)
+    build.start("slope without penalty", Subs(Derivative(weight, beta), beta, 0)).eq((T - 1) / T**2, rules.CALCULUS)
+    build.start("no penalty", Subs(weight, beta, 0)).eq(1 / T, rules.CALCULUS)
     build.start("long input", Limit(weight, T, oo)).eq(S.Zero, rules.CALCULUS)
     build.start("rate", Limit(T * weight, T, oo)).eq(exp(beta), rules.CALCULUS)
     build.start("weight of the rest", Limit(1 - weight, T, oo)).eq(S.One, rules.CALCULUS)
     build.start("full mask", Limit(weight, beta, -oo)).eq(S.Zero, rules.CALCULUS)
     build.start("full sink", Limit(weight, beta, oo)).eq(S.One, rules.CALCULUS)
     alpha = Symbol("alpha", positive=True)
-    needed = exp(beta) / (exp(beta) + T - 1)
-    build.start("weight held fixed", needed.subs(exp(beta), alpha * (T - 1) / (1 - alpha))).eq(alpha, rules.COLLECT)
+    needed = log(alpha * (T - 1) / (1 - alpha))
+    build.start("weight held fixed", Subs(weight, beta, needed)).eq(alpha, rules.CALCULUS)
     names = [step.label for step in build.steps if step.label]
     return build.done(
         "uniform",
         "Uniform logits",
         "Where all logits of a row agree, the diagonal weight is $e^\\beta/(e^\\beta+T-1)$. For a fixed $\\beta$ it falls "
         "as $e^\\beta/T$, so in the limit of a long input the value and key path leave the diagonal by themselves and "
-        "$J_{ii}\\to I + cW_O\\mathrm{Cov}^{\\setminus}_iW_Q$, whatever the penalty. To hold the weight at $\\alpha$ the "
+        "$J_{ii}\\to I + cW_O\\mathrm{Cov}^{\\setminus i}_iW_Q$, whatever the penalty. To hold the weight at $\\alpha$ the "
         "penalty must grow as $\\beta = \\log\\frac{\\alpha(T-1)}{1-\\alpha}$. The limit $\\beta\\to-\\infty$ is the "
         "hard mask.",
         assumptions=("the logits of row i are equal before the penalty", "at least two tokens"),
@@ -266,7 +277,7 @@ def dropout_logits() -> Derivation:
         "Dropout of the diagonal logit",
         "With probability p the diagonal logit is set to $-\\infty$, else it is left alone. The expected value path on the "
         "diagonal shrinks by exactly $1-p$; the weight that is set free goes to the other keys in proportion; and the query "
-        "path over the other keys **grows**, from $1-a_{ii}$ to $1-(1-p)a_{ii}$ times $cW_O\\mathrm{Cov}^{\\setminus}_iW_Q$.",
+        "path over the other keys **grows**, from $1-a_{ii}$ to $1-(1-p)a_{ii}$ times $cW_O\\mathrm{Cov}^{\\setminus i}_iW_Q$.",
         assumptions=("one draw per row, independent of the tokens", "at least two tokens"),
         reference=PAPER,
         results=("expected weight",),
@@ -297,7 +308,7 @@ def dropout_weights() -> Derivation:
         "dropout-weights",
         "Dropout of weights",
         "After the softmax the weights are multiplied by $m_{ij}$, which is 0 with probability p and $1/(1-p)$ otherwise; "
-        "here $o_i=\\sum_j m_{ij}a_{ij}v_j$. Step 4 shows the block to be linear in m (besides the residual), with factors "
+        "here $o_i=\\sum_j m_{ij}a_{ij}v_j$. Step 3 shows the block to be linear in m (besides the residual), with factors "
         "that m does not enter, so the **expected block is the block without dropout**: this kind of dropout adds spread to "
         "the Jacobian, but no bias. Even with $m_{ii}=0$ the key path stays on the diagonal, since the softmax still sees "
         "the diagonal score.",
