@@ -125,7 +125,7 @@ def inner_query_total(
     return torch.minimum(per_head.square().sum(dim=-1).sqrt(), together)
 
 
-def paired_size(left: Float[Tensor, "head out dim"], right: Float[Tensor, "head dim dim"]) -> Float[Tensor, " head"]:
+def paired_size(left: Float[Tensor, "head out dim"], right: Float[Tensor, "head dim other"]) -> Float[Tensor, " head"]:
     r""":math:`\max_{|x| = 1} |L x| |R^T x| = \min_t \tfrac12 \lambda_{max}(t L^T L + R R^T / t)`, from above.
 
     Equality holds because the joint range of two quadratic forms on a sphere is convex in three or more dimensions; the
