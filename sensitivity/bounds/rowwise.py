@@ -45,8 +45,8 @@ def one_block(
     constants: LayerConstants,
     weight: Float[Tensor, "*axes head"],
     product: Float[Tensor, "*axes head"],
-    gradient: Float[Tensor, "*axes head"],
-    radius: Float[Tensor, "*axes head"],
+    gradient: Float[Tensor, "#*axes head"],
+    radius: Float[Tensor, "#*axes head"],
 ) -> Float[Tensor, "*axes"]:
     r"""Bound of the value and key paths of one block from its weight, :math:`a \le weight`, :math:`a (1 - a) \le product`.
 
@@ -82,8 +82,8 @@ def diagonal_upper(
 def diagonal_lower(
     constants: LayerConstants,
     weight: Float[Tensor, "*axes head"],
-    gradient: Float[Tensor, "*axes head"],
-    inner_radius: Float[Tensor, "*axes head"],
+    gradient: Float[Tensor, "#*axes head"],
+    inner_radius: Float[Tensor, "#*axes head"],
     inner_query: Float[Tensor, "#*axes"],
 ) -> Float[Tensor, "*axes"]:
     r"""Lower bound of a diagonal block with the residual: zero where it says nothing.
