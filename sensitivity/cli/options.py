@@ -46,14 +46,15 @@ def _length(part: str, text: str) -> int:
 
 
 def _doubled(first: int, last: int) -> list[int]:
-    """The lengths between ``first`` and ``last``, both left out."""
-    lengths, value = [], first * 2
+    """The lengths after ``first``, up to ``last``."""
+    lengths, value = [], first
     while value < last:
-        lengths.append(value)
         value *= 2
+        lengths.append(value)
     if value != last:
         raise InputError(
-            f"doubling from {first} does not reach {last}; end at {value // 2} or {value}, or write every length."
+            f"doubling from {first} does not reach {last}; end at {max(first, value // 2)} or {value}, or write every "
+            "length."
         )
     return lengths
 

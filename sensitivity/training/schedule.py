@@ -19,7 +19,7 @@ def warm_up(epochs: int) -> float:
     return min(WARM_UP, SHARE * epochs)
 
 
-def learning_rate(done: float, epochs: int, peak: float, floor: float = FLOOR) -> float:
+def learning_rate(done: float | int, epochs: int, peak: float, floor: float = FLOOR) -> float:
     r"""The learning rate after ``done`` epochs (with fractions, step by step).
 
     .. math::
@@ -37,7 +37,7 @@ def learning_rate(done: float, epochs: int, peak: float, floor: float = FLOOR) -
         floor: last rate (the peak, where that is lower).
 
     >>> [round(learning_rate(t, 10, 1e-3), 6) for t in (0, 1, 5.5, 10)]
-    [0.0001, 0.001, 0.0005, 1e-06]
+    [0.0001, 0.001, 0.000501, 1e-06]
     """
     warm, floor = warm_up(epochs), min(floor, peak)
     if done < warm:
