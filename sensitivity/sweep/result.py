@@ -64,21 +64,31 @@ class Sweep:
         """A statistic by length; NaN where it is undefined."""
         return {length: float(self.record(layer, length).statistics.get(name, math.nan)) for length in self.lengths}
 
-    def decay(self, layer: str, statistic: str = "off_diagonal", *, seed: int | None = None) -> Decay | None:
+    def decay(
+        self,
+        layer: str,
+        statistic: str = "off_diagonal",
+        *,
+        lengths: Sequence[int] | None = None,
+        seed: int | None = None,
+    ) -> Decay | None:
         """The decay exponent of a mean sensitivity over the lengths, its interval from resampling independent units.
 
         Args:
             layer: the layer.
             statistic: ``off_diagonal``, ``diagonal``, ``diagonal_residual_removed``, or a path's, such as
                 ``off_diagonal_key``.
+            lengths: fit these only; all by default. Where logits vary much, 1/T sets in only at long sequences, and the
+                exponent over the longest ones tells more than that over all.
             seed: of the bootstrap; the sweep's own by default.
 
         Returns:
             The fit; None with fewer than four lengths at which the statistic is above zero.
         """
-        lengths = [length for length in self.lengths if statistic in self.record(layer, length).statistics]
-        units = {length: self.record(layer, length).by_unit(statistic) for length in lengths}
-        usable = [length for length in lengths if all(value > 0 for value in units[length].values())]
+        wanted = self.lengths if lengths is None else lengths
+        known = [length for length in wanted if statistic in self.record(layer, length).statistics]
+        units = {length: self.record(layer, length).by_unit(statistic) for length in known}
+        usable = [length for length in known if all(value > 0 for value in units[length].values())]
         if len(usable) < MINIMUM_LENGTHS:
             return None
         common = sorted(set.intersection(*(set(units[length]) for length in usable)))

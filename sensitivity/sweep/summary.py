@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from sensitivity.fit import Decay
+from sensitivity.fit import MINIMUM_LENGTHS, Decay
 
 if TYPE_CHECKING:
     from sensitivity.sweep.record import Record
@@ -41,6 +41,7 @@ def _layer(found: Sweep, layer: str) -> dict[str, Any]:
     records = [found.record(layer, length) for length in found.lengths]
     entry = _length(records[-1])
     fits = {name: _decay(found.decay(layer, name)) for name in FITTED if name in records[-1].statistics}
+    fits["off_diagonal_longest"] = _decay(found.decay(layer, lengths=found.lengths[-MINIMUM_LENGTHS:]))
     return {
         "name": layer,
         **entry,

@@ -89,19 +89,24 @@ def _paths(found: Sweep, names: dict[str, str], console: Console) -> None:
 
 
 def _decay(found: Sweep, names: dict[str, str], console: Console) -> None:
-    """Fitted exponents of T^-b."""
-    heads = ("\nlayer", "off\nb", "95 %\ninterval", "\nR2", "diag\nb", "95 %\ninterval", "diag-I\nb", "95 %\ninterval")
+    """Fitted exponents of T^-b: over all lengths, over the longest ones, and on the diagonal."""
+    longest = found.lengths[-MINIMUM_LENGTHS:]
+    heads = ["layer", "off b", "95 %", "diag b", "95 %", "diag-I"]
+    if longest != found.lengths:
+        heads[3:3] = [f"T>={longest[0]}", "95 %"]
     table = _table(heads)
     for layer in found.layers:
-        fits = [found.decay(layer, n) for n in ("off_diagonal", "diagonal", "diagonal_residual_removed")]
-        first, second, third = fits
-        r_squared = None if first is None else first.r_squared
-        table.add_row(names[layer], *_fit(first), _number(r_squared), *_fit(second), *_fit(third))
+        cells = [*_fit(found.decay(layer))]
+        if longest != found.lengths:
+            cells += _fit(found.decay(layer, lengths=longest))
+        cells += _fit(found.decay(layer, "diagonal"))
+        table.add_row(names[layer], *cells, _fit(found.decay(layer, "diagonal_residual_removed"))[0])
     _print(
         console,
         f"Decay as T^-b over T={found.lengths[0]}...{found.lengths[-1]}",
         table,
-        "theory: b = 1 off the diagonal, 0 on it",
+        "theory: b tends to 1 off the diagonal, to 0 on it, once T exceeds the",
+        "variability of exp(logits); 95 %: interval from resampling",
     )
 
 
@@ -150,7 +155,7 @@ def _cut(name: str) -> str:
 
 
 def _table(heads: Sequence[str]) -> Table:
-    gap = 1 if len(heads) > 9 else 2
+    gap = 1 if len(heads) > 7 else 2
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     for place, head in enumerate(heads):
         table.add_column(head, justify="left" if place == 0 else "right", no_wrap=True)
