@@ -44,7 +44,7 @@ class Verdict:
         closest: largest measured / bound.
         bound: mean of the bound.
         measured: mean of what was measured there.
-        off_diagonal: mean of the bound over the pairs off the diagonal alone, to stand beside their mean sensitivity.
+        slack: mean of the bound over mean of what was measured, off the diagonal; NaN for bounds of something else.
         assumptions: what the bound assumes: whether it holds here, and the number that says so.
         reason: why it does not apply.
     """
@@ -57,7 +57,7 @@ class Verdict:
     closest: float = math.nan
     bound: float = math.nan
     measured: float = math.nan
-    off_diagonal: float = math.nan
+    slack: float = math.nan
     assumptions: dict[str, tuple[bool, float]] = field(default_factory=dict)
     reason: str = ""
 
@@ -78,9 +78,7 @@ class Verdict:
     def from_plain(cls, values: dict[str, Any]) -> Verdict:
         """The verdict that :meth:`plain` described; None stands for NaN."""
         held = {one["text"]: (one["holds"], _number(one["value"])) for one in values["assumptions"]}
-        numbers = {
-            name: _number(values[name]) for name in ("tightness", "closest", "bound", "measured", "off_diagonal")
-        }
+        numbers = {name: _number(values[name]) for name in ("tightness", "closest", "bound", "measured", "slack")}
         return cls(**(values | numbers | {"assumptions": held}))
 
 
@@ -133,17 +131,27 @@ class BoundSample:
         if len(names) < len(self.names):
             reason = f"not checked: the whole Jacobian of a sequence has {length * dim} rows, over {WHOLE_MAP}"
             found["lipschitz"] = Verdict("lipschitz", applies=False, reason=reason)
-        for name, mean in self._off_diagonal(attention, tokens, [n for n in names if found[n].applies]).items():
-            found[name] = dataclasses.replace(found[name], off_diagonal=mean)
+        for name, slack in self._slack(attention, tokens, found).items():
+            found[name] = dataclasses.replace(found[name], slack=slack)
         return {name: found[name] for name in self.names}
 
-    def _off_diagonal(self, attention: SoftmaxAttention, tokens: Tensor, names: Sequence[str]) -> dict[str, float]:
-        """Means over the pairs off the diagonal, on a few sequences, of the bounds that speak of single pairs."""
-        if "local" not in names:
-            return {}
+    def _slack(self, attention: SoftmaxAttention, tokens: Tensor, found: dict[str, Verdict]) -> dict[str, float]:
+        """Mean bound over mean norm off the diagonal: as checked, or, for bounds of all pairs, on a few sequences."""
+        slack = {
+            name: found[name].bound / found[name].measured for name in _OFF_DIAGONAL if _above_zero(found.get(name))
+        }
+        wanted = [name for name in ("local", "triangle") if _above_zero(found.get(name))]
         few = slice(None, None, max(1, -(-len(tokens) // OVERLAID)))
         problem = Problem(attention.sample(few), tokens[few], self.norm, ROWS)
-        if not problem.off.any():
-            return {}
-        bounds = dict(zip(("local", "triangle"), problem.local, strict=False))
-        return {name: float(bounds[name][problem.off].mean()) / problem.unit for name in bounds if name in names}
+        measured = float(problem.measured[problem.off].sum()) if wanted else 0.0
+        if measured > 0:
+            bounds = dict(zip(("local", "triangle"), problem.local, strict=False))
+            slack |= {name: float(bounds[name][problem.off].sum()) / measured for name in wanted}
+        return slack
+
+
+_OFF_DIAGONAL = ("expected", "expected_ball", "worst_case")
+
+
+def _above_zero(verdict: Verdict | None) -> bool:
+    return verdict is not None and verdict.applies and verdict.measured > 0

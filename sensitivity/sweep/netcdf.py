@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 KIND = "attention-sensitivity sweep"
 VERSION = 1
 _COUNTS = ("violations", "blocks")
-_NUMBERS = ("tightness", "closest", "bound", "measured", "off_diagonal")
+_NUMBERS = ("tightness", "closest", "bound", "measured", "slack")
 _PAIR = ("query", "key")
 _DIMS = {
     "lag": ("lag",),

@@ -176,7 +176,7 @@ def _number(value: float | Statistic | None) -> str:
     if value == 0 or math.isinf(value):
         return f"{float(value):g}"
     if abs(value) < 1e-3 or abs(value) >= 1e5:
-        return f"{float(value):.0e}"
+        return f"{float(value):.1e}".replace("e-0", "e-").replace("e+0", "e")
     return f"{float(value):.{min(4, max(0, 2 - math.floor(math.log10(abs(value)))))}f}"
 
 
