@@ -1,10 +1,10 @@
-"""The derivations of the Jacobian of temporal attention, its bounds, and its law, as code that checks itself.
+r"""The derivations of the Jacobian of temporal attention, its bounds, and its law, as code that checks itself.
 
 >>> import theory
->>> value = theory.derivation("value")
+>>> value = theory.find("value")
 >>> value.check()
 >>> print(value.steps[-1].latex())
-\\sum_{l} a_{il}\\,W_{O}\\,\\delta_{lj}\\,W_{V} = a_{ij}\\,W_{O}\\,W_{V}
+\sum_{l} a_{il}\,\delta_{lj}\,W_{O}\,W_{V} = a_{ij}\,W_{O}\,W_{V}
 
 Importing the package is cheap; SymPy is loaded by the first call.
 """
@@ -26,7 +26,7 @@ SECTIONS = {
     "Inequalities": "theory.inequalities",
 }
 
-__all__ = ["BOUNDS", "SECTIONS", "derivation", "derivations"]
+__all__ = ["BOUNDS", "SECTIONS", "derivations", "find"]
 
 
 def derivations() -> tuple[Derivation, ...]:
@@ -34,7 +34,7 @@ def derivations() -> tuple[Derivation, ...]:
     return tuple(found for module in SECTIONS.values() for found in importlib.import_module(module).derivations())
 
 
-def derivation(name: str) -> Derivation:
+def find(name: str) -> Derivation:
     """The derivation called ``name``.
 
     Raises:

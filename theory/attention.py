@@ -11,11 +11,11 @@ from theory import rules, softmax
 from theory.derivation import Builder, Derivation
 from theory.expressions import Partial, Slope, add, delta, mul, sub, total, transpose
 from theory.symbols import (
-    D,
     W_K,
     W_O,
     W_Q,
     W_V,
+    D,
     a,
     b_K,
     b_O,
@@ -109,9 +109,7 @@ def scores() -> Derivation:
     build.start("weight", Partial(a(i, l), x(j)))
     build.eq(total(mul(Slope(a(i, l), s(i, m)), Partial(s(i, m), x(j))), m), rules.CHAIN)
     softened = mul(a(i, l), delta(l, m) - a(i, m))
-    build.eq(
-        total(mul(softened, Partial(s(i, m), x(j))), m), rules.CITE, softmax.derivative().result("derivative")
-    )
+    build.eq(total(mul(softened, Partial(s(i, m), x(j))), m), rules.CITE, softmax.derivative().result("derivative"))
     build.eq(total(mul(softened, c, add(in_key, in_query)), m), rules.CITE, "score")
     key_part = mul(c, a(i, l), delta(l, j) - a(i, j), transpose(q(i)), W_K())
     query_part = mul(D_IJ, c, a(i, l), transpose(sub(key(l), kbar(i))), W_Q())
@@ -119,7 +117,8 @@ def scores() -> Derivation:
     return build.done(
         "scores",
         "From a token to scores and weights",
-        "A token enters as a key of its own column and as the query of its own row. The first changes one score in every "
+        "A token enters as a key of its own column and as the query of its own row. The first changes one score "
+        "in every "
         "row; the second changes every score of one row, which is why the query part lives on the diagonal only.",
         results=("query", "key", "value", "score", "weight"),
     )
@@ -134,7 +133,8 @@ def value_path() -> Derivation:
     return build.done(
         "value",
         "Value path",
-        "The weights are held fixed and the values differentiated: what is sent, at the rate the weights say. This is the "
+        "The weights are held fixed and the values differentiated: what is sent, at the rate the weights say. "
+        "This is the "
         "first term of the split in the paper.",
     )
 
@@ -154,7 +154,8 @@ def key_path() -> Derivation:
     return build.done(
         "key",
         "Key path",
-        "Token j changes the score that query i gives it. More weight on j means less on all others, so the output moves "
+        "Token j changes the score that query i gives it. More weight on j means less on all others, so the "
+        "output moves "
         "along $v_j - \\bar v_i$: a block of rank one per head. It vanishes where $v_j$ is already the mean.",
     )
 
@@ -172,7 +173,8 @@ def query_path() -> Derivation:
     return build.done(
         "query",
         "Query path",
-        "Token i is also the query of its own row: it moves all scores of the row at once. What comes out is the covariance "
+        "Token i is also the query of its own row: it moves all scores of the row at once. What comes out is the "
+        "covariance "
         "of values and keys under the row's weights, over all keys and not only over key i.",
     )
 
@@ -286,8 +288,10 @@ def biases() -> Derivation:
     return build.done(
         "biases",
         "With the biases written out",
-        "Value bias and key bias cancel in the deviations from the row's mean, and the output bias has no derivative. The "
-        "query bias alone is left: it adds a constant to the direction along which keys are compared. (The key bias drops "
+        "Value bias and key bias cancel in the deviations from the row's mean, and the output bias has no "
+        "derivative. The "
+        "query bias alone is left: it adds a constant to the direction along which keys are compared. (The key "
+        "bias drops "
         "out of the weights too: a number added to all scores of a row.)",
         results=("deviation of values", "deviation of keys", "covariance", "token form"),
     )
@@ -311,7 +315,8 @@ def common_shift() -> Derivation:
     return build.done(
         "common-shift",
         "A common shift of all tokens",
-        "Moving all tokens by the same step sums the blocks of a row. The key path sums to exactly zero: all scores of the "
+        "Moving all tokens by the same step sums the blocks of a row. The key path sums to exactly zero: all "
+        "scores of the "
         "row move by the same amount, which the softmax does not see. Value path and query path remain.",
         results=("key path over a row",),
     )
@@ -331,4 +336,3 @@ def derivations() -> tuple[Derivation, ...]:
         biases(),
         common_shift(),
     )
-

@@ -16,7 +16,7 @@ from theory.expressions import HEADS, Block, Entry, Expectation, Inner, Norm, Pa
 from theory.instance import Instance
 from theory.layer import Layer
 from theory.matching import Equation, cited
-from theory.rules import Rule
+from theory.rules import DEFINITION, Rule
 from theory.samples import exact_instances, floating_instances
 
 RELATIONS = ("=", "<=")
@@ -57,7 +57,9 @@ class Step:
     where: tuple[Any, ...] = ()
     abstract: bool = False
 
-    def check(self, layer: Layer = _PLAIN, length: int | None = None, citations: Sequence[Equation] | None = None) -> None:
+    def check(
+        self, layer: Layer = _PLAIN, length: int | None = None, citations: Sequence[Equation] | None = None
+    ) -> None:
         """Checks the step on its own.
 
         Args:
@@ -69,7 +71,11 @@ class Step:
             DerivationError: it does not hold; with a counterexample, where there is one.
         """
         try:
-            self._check(layer, length, [use for use in self.uses if isinstance(use, Equation)] if citations is None else citations)
+            self._check(
+                layer,
+                length,
+                [use for use in self.uses if isinstance(use, Equation)] if citations is None else citations,
+            )
         except _Fails as fault:
             raise DerivationError(f"step ({self.rule.name}): {fault}") from None
 
@@ -100,6 +106,9 @@ class Step:
         if not _has_leaves(self.lhs, self.rhs):
             _check_scalars(self)
             return
+        if self.rule == DEFINITION and isinstance(self.lhs, Partial) and isinstance(self.rhs, Partial):
+            inside = replace(self, lhs=self.lhs.args[0], rhs=self.rhs.args[0], uses=())
+            inside._check(layer, length, ())
         compared = 0
         for instance in self._instances(layer, length):
             for at in environments(instance, self.lhs, self.rhs, *self.where):
@@ -162,7 +171,7 @@ class Derivation:
         number = 0
         try:
             self._check_links()
-            for number, step in enumerate(self.steps, start=1):  # noqa: B007 - named in the error
+            for number, step in enumerate(self.steps, start=1):
                 step._check(self.layer, self.length, self._citations(step, number))
         except _Fails as fault:
             rule = f" ({self.steps[number - 1].rule.name})" if number else ""
@@ -201,9 +210,9 @@ class Derivation:
         return chains
 
     def _citations(self, step: Step, number: int) -> list[Equation]:
-        known = [other.label for other in self.steps[: number - 1] if other.label]
+        earlier = [other.label for other in self.steps[:number] if other.label][:-1]
         for use in step.uses:
-            if isinstance(use, str) and use not in known[: len(known) - (not step.label)] and use not in known:
+            if isinstance(use, str) and use not in earlier:
                 raise _Fails(f"it cites {use!r}, which no earlier chain is called")
         return [self.result(use) if isinstance(use, str) else use for use in step.uses]
 
@@ -215,7 +224,9 @@ class Derivation:
             raise _Fails("every chain must start with a label of its own")
         for number, (before, step) in enumerate(zip(self.steps, self.steps[1:], strict=False), start=2):
             if not step.label and step.lhs != before.rhs:
-                raise _Fails(f"step {number} does not go on from step {number - 1}: its left side is not the right side before")
+                raise _Fails(
+                    f"step {number} does not go on from step {number - 1}: its left side is not the right side before"
+                )
         cited_labels = {use for step in self.steps for use in step.uses if isinstance(use, str)}
         loose = [label for label in labels[:-1] if label not in cited_labels and label not in self.results]
         if loose or not set(self.results) <= set(labels):
@@ -286,7 +297,11 @@ def _compare(step: Step, instance: Instance, at: Environment) -> bool:
             raise _Fails(f"the sides differ at {where}: {fault}")
         return True
     slack = 0 if instance.exact else ROUNDING * (abs(left) + abs(right)) + instance.rounding
-    bad = left - right > slack if step.relation == "<=" else (left != right if instance.exact else abs(left - right) > slack)
+    bad = (
+        left - right > slack
+        if step.relation == "<="
+        else (left != right if instance.exact else abs(left - right) > slack)
+    )
     if bad:
         raise _Fails(f"{left} {step.relation} {right} is false at {where}")
     return True

@@ -12,7 +12,6 @@ from sympy import Basic
 from theory.arithmetic import Dual, Number, Rows, each, plus, product, scaled, spectral_norm, transposed
 from theory.expressions import (
     HEADS,
-    TIMES,
     Block,
     Entry,
     Expectation,

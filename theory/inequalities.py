@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sympy import Ne, S, Symbol
+from sympy import Ne, Symbol
 
 from theory import attention, rules, softmax
 from theory.derivation import Builder, Derivation
 from theory.expressions import Partial, add, mul, norm, sub, total, transpose
-from theory.symbols import R, W_K, W_O, W_Q, W_V, a, c, cov, eye, h, i, j, l, out, q, token_cov, v, vbar, x, xbar
+from theory.symbols import W_K, W_O, W_Q, W_V, R, a, c, cov, eye, h, i, j, l, out, q, token_cov, v, vbar, x, xbar
 
 BALL = r"$\lVert x_l\rVert \le R$ for every token"
 
@@ -60,7 +60,9 @@ def local() -> Derivation:
     build.eq(total(weight * (product + c * push * _reach(h)), h), rules.RANK_ONE)
     own, push_own = a(i, i, head=h), norm(mul(W_O(h), sub(v(i, h), vbar(i, h))))
     build.start("on the diagonal", norm(Partial(out(i), x(i))))
-    build.eq(norm(add(eye, total(attention.diagonal_block(h), h))), rules.CITE, attention.heads().result("on the diagonal"))
+    build.eq(
+        norm(add(eye, total(attention.diagonal_block(h), h))), rules.CITE, attention.heads().result("on the diagonal")
+    )
     rank_one_own = norm(mul(W_O(h), sub(v(i, h), vbar(i, h)), attention.gain(h)))
     query = c * norm(mul(W_O(h), cov(i, h), W_Q(h)))
     build.le(1 + total(own * product + c * own * rank_one_own + query, h), rules.TRIANGLE)
@@ -68,7 +70,8 @@ def local() -> Derivation:
     return build.done(
         "local-bound",
         "The local bound",
-        "The blocks of the paths are bounded one by one. No assumption is made; everything on the right is known from one "
+        "The blocks of the paths are bounded one by one. No assumption is made; everything on the right is known "
+        "from one "
         "forward pass.",
         results=("off the diagonal", "on the diagonal"),
     )
@@ -103,8 +106,10 @@ def on_a_ball() -> Derivation:
         "ball-bound",
         "The bounds on a ball",
         "Off the diagonal each head gives at most $a_{ij}\\lVert W_OW_V\\rVert(1+2R\\lVert w_i\\rVert)$, with "
-        "$w_i=cW_K^\\top q_i$. With the mean weight (exchangeable tokens) or the worst weight (ball) this becomes a function "
-        "of T alone, O(1/T). The query path is at most $cR^2\\lVert W_OW_V\\rVert\\lVert W_K^\\top W_Q\\rVert$ at every T.",
+        "$w_i=cW_K^\\top q_i$. With the mean weight (exchangeable tokens) or the worst weight (ball) this "
+        "becomes a function "
+        "of T alone, O(1/T). The query path is at most $cR^2\\lVert W_OW_V\\rVert\\lVert W_K^\\top W_Q\\rVert$ "
+        "at every T.",
         assumptions=(BALL,),
         results=("deviation", "off the diagonal", "query path"),
     )
@@ -113,5 +118,3 @@ def on_a_ball() -> Derivation:
 def derivations() -> tuple[Derivation, ...]:
     """The derivations of inequalities."""
     return covariance(), local(), on_a_ball()
-
-

@@ -2,9 +2,9 @@
 
 Three kinds of number, one forward map:
 
-- :class:`RationalInstance`: exact rationals. A weight is ``e_ij / sum_l e_il`` with free positive rationals ``e`` in the
-  place of the exponentials, so nothing is rounded; derivatives come from dual numbers with ``de = e ds``.
-- :class:`SymbolicInstance`: rational functions of the exponentials (and of the tokens, where that is affordable).
+- :class:`RationalInstance`: exact rationals. A weight is ``e_ij / sum_l e_il`` with free positive rationals ``e`` in
+  the place of the exponentials, so nothing is rounded; derivatives come from dual numbers with ``de = e ds``.
+- :class:`theory.symbolic.SymbolicInstance`: rational functions of the exponentials (and of the tokens, where that is affordable).
   Derivatives are SymPy's own ``diff`` of the forward map with its exponentials: an oracle that shares nothing with the
   closed forms. Equality is a proof for these sizes.
 - :class:`FloatInstance`: doubles with true exponentials, for inequalities.
@@ -19,18 +19,22 @@ from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
-import sympy
 from sympy import QQ
 
 from theory.arithmetic import Dual, Number, plain
 from theory.layer import Layer, Numbers, Parameters, Sizes, Table, forward
+
 
 class Instance:
     """One layer of given sizes with numbers in it; ``table`` holds the value of every leaf."""
 
     kind = "instance"
     exact = True
-    rounding = 0.0
+
+    @property
+    def rounding(self) -> float:
+        """Differences below this are rounding; none in exact arithmetic."""
+        return 0.0
 
     def __init__(self, layer: Layer, sizes: Sizes, parameters: Parameters, seed: int) -> None:
         self.layer, self.sizes, self.parameters, self.seed = layer, sizes, parameters, seed
@@ -94,7 +98,7 @@ class Instance:
         return list(self.permutations())
 
 
-class _Lifted(Instance):
+class Lifted(Instance):
     """An instance whose numbers carry derivatives."""
 
     def __init__(self, base: Instance, cut: str) -> None:
@@ -102,16 +106,20 @@ class _Lifted(Instance):
         self.base, self.cut = base, cut
 
     def numbers(self, cut: str) -> Numbers:
+        """How these numbers behave, with the variable ``cut`` free."""
         return self.base.numbers(self.cut)
 
     def convert(self, number: Any) -> Number:
+        """A plain rational as one of these numbers."""
         return self.base.convert(number)
 
     def scalar(self, name: str) -> Number:
+        """A number without indices."""
         value = self.base.scalar(name)
         return self.numbers("").seed(name, (), value)
 
     def exponential(self, name: str, head: int, times: tuple[int, ...]) -> Number:
+        """``exp`` of a score, a gap of scores, or a scalar."""
         if name != "s":
             value = self.base.exponential(name, head, times)
             return Dual(value, {(name,): value}) if name == self.cut else value
@@ -123,14 +131,16 @@ class _Lifted(Instance):
 # -- exact rationals ---------------------------------------------------------------------------------------------------
 
 
-class _RationalNumbers(Numbers):
+class RationalNumbers(Numbers):
     def __init__(self, instance: Instance, cut: str) -> None:
         self.instance, self.cut = instance, cut
 
     def seed(self, name: str, index: tuple[int, ...], value: Number) -> Number:
+        """The value, made free if the map is cut here."""
         return Dual(plain(value), {(name, *index): self.instance.convert(1)}) if name == self.cut else value
 
     def exponentials(self, head: int, query: int, scores: list[Number | None]) -> list[Number]:
+        """The exponentials of one row of scores."""
         values = []
         for key, score in enumerate(scores):
             value = self.instance.convert(0) if score is None else self.instance.weightless(head, query, key)
@@ -139,6 +149,7 @@ class _RationalNumbers(Numbers):
         return values
 
     def root(self, time: int, value: Number) -> Number:
+        """The square root of a variance."""
         sigma = self.instance.parameters.sigma[time]
         if not isinstance(value, Dual):
             return sigma
@@ -151,176 +162,25 @@ class RationalInstance(Instance):
     kind = "rational"
 
     def numbers(self, cut: str) -> Numbers:
-        return _RationalNumbers(self, cut)
+        """How these numbers behave, with the variable ``cut`` free."""
+        return RationalNumbers(self, cut)
 
     @cache  # noqa: B019 - an instance lives as long as the check that made it
     def lifted(self, cut: str) -> Instance:
-        return _Lifted(self, cut)
+        """The same instance with the variable ``cut`` free."""
+        return Lifted(self, cut)
 
     def slope(self, number: Number, key: tuple[Any, ...]) -> Number:
+        """The derivative of a lifted number along one component."""
         return number.slopes.get(key, self.convert(0)) if isinstance(number, Dual) else self.convert(0)
-
-
-# -- rational functions, with SymPy's own differentiation --------------------------------------------------------------
-
-
-class _FieldNumbers(_RationalNumbers):
-    """Elements of the field of rational functions; no derivatives here."""
-
-
-class Exponential(sympy.Function):
-    """``exp``, except that SymPy does not merge products of it into one exponential of a sum."""
-
-    nargs = 1
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        """Its own derivative."""
-        return self
-
-
-class _ExpressionNumbers(Numbers):
-    """SymPy expressions with exponentials; remembers which exponential each generator stands for."""
-
-    def __init__(self, instance: SymbolicInstance, cut: str) -> None:
-        self.instance, self.cut = instance, cut
-
-    def seed(self, name: str, index: tuple[int, ...], value: Number) -> Number:
-        if name != self.cut:
-            return value
-        symbol = sympy.Symbol("_".join(map(str, (name, *index))), real=True)
-        self.instance.known.setdefault(symbol, lambda: self.instance.value_of(name, index))
-        return symbol
-
-    def exponentials(self, head: int, query: int, scores: list[Number | None]) -> list[Number]:
-        values = []
-        for key, score in enumerate(scores):
-            value = sympy.S.Zero if score is None else Exponential(score)
-            if score is not None:
-                weight = self.instance.weightless(head, query, key)
-                self.instance.known[value] = lambda weight=weight: weight
-            values.append(value)
-        return values
-
-    def root(self, time: int, value: Number) -> Number:
-        self.instance.roots[value] = self.instance.parameters.sigma[time]
-        return sympy.sqrt(value)
-
-
-class _Expressions(_Lifted):
-    """The forward map as SymPy expressions in the free variable."""
-
-    def __init__(self, base: SymbolicInstance, cut: str) -> None:
-        super().__init__(base, cut)
-        p = base.parameters
-        self.parameters = Parameters(
-            **{
-                name: _as_expressions(getattr(p, name))
-                for name in ("x", "heads", "b_O", "B", "m", "e", "rotations", "gamma", "shift", "sigma", "scalars")
-            }
-        )
-
-    def numbers(self, cut: str) -> Numbers:
-        return _ExpressionNumbers(self.base, self.cut)  # type: ignore[arg-type]
-
-    def convert(self, number: Any) -> Number:
-        return sympy.Rational(number)
-
-    def scalar(self, name: str) -> Number:
-        return _as_expressions(self.base.scalar(name))
-
-
-class SymbolicInstance(Instance):
-    """Rational functions of what is ``free``: the tokens, the exponentials (``"weights"``), or nothing."""
-
-    kind = "symbolic"
-
-    def __init__(self, layer: Layer, sizes: Sizes, parameters: Parameters, seed: int, free: str = "tokens weights") -> None:
-        times, heads = range(sizes.T), range(sizes.H)
-        visible = [(h, i, k) for h in heads for i in times for k in times if not layer.hides(i, k)]
-        names = [f"e_{h}_{i}_{k}" for h, i, k in visible] if "weights" in free else []
-        names += [f"x_{i}_{r}" for i in times for r in range(sizes.D)] if "tokens" in free else []
-        names += [f"sigma_{i}" for i in times] if layer.norm else []
-        names += ["exp_beta"] if layer.penalty else []
-        self.field = QQ.frac_field(*names) if names else QQ
-        gens = dict(zip(names, self.field.gens if names else (), strict=True))
-        p = parameters
-        parameters = Parameters(
-            **{name: self._convert(getattr(p, name)) for name in Parameters.__dataclass_fields__ if name != "e"},
-            e=[[[gens.get(f"e_{h}_{i}_{k}") or self.convert(p.e[h][i][k]) for k in times] for i in times] for h in heads],
-        )
-        if "tokens" in free:
-            parameters.x = [[gens[f"x_{i}_{r}"] for r in range(sizes.D)] for i in times]
-        if layer.norm:
-            parameters.sigma = [gens[f"sigma_{i}"] for i in times]
-        if layer.penalty:
-            parameters.scalars["exp_beta"] = gens["exp_beta"]
-        super().__init__(layer, sizes, parameters, seed)
-        self.known: dict[Any, Any] = {}
-        self.roots: dict[Any, Any] = {}
-
-    def numbers(self, cut: str) -> Numbers:
-        return _FieldNumbers(self, "")
-
-    @cache  # noqa: B019 - an instance lives as long as the check that made it
-    def lifted(self, cut: str) -> Instance:
-        return _Expressions(self, cut)
-
-    def slope(self, number: Number, key: tuple[Any, ...]) -> Number:
-        variable = sympy.Symbol("_".join(map(str, key)), real=True)
-        return self._from_expression(sympy.diff(sympy.sympify(number), variable))
-
-    def convert(self, number: Any) -> Number:
-        return QQ(number) if self.field is QQ else self.field.field(QQ(number))
-
-    def value_of(self, name: str, index: tuple[int, ...]) -> Number:
-        """The value of a free variable at the point of this instance."""
-        value = self.table[name]
-        for position in index:
-            value = value[position]
-        return value[0] if isinstance(value, list) else value
-
-    def _convert(self, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self._convert(item) for item in value]
-        if isinstance(value, dict):
-            return {name: self._convert(item) for name, item in value.items()}
-        return self.convert(value)
-
-    def _from_expression(self, expression: Any) -> Number:
-        """A differentiated expression as a rational function: exponentials and roots become their generators."""
-
-        @cache
-        def value(node: Any) -> Number:
-            if node in self.known:
-                return self.known[node]()
-            if node.is_Rational:
-                return self.convert(QQ(node.p, node.q))
-            if node.is_Pow and node.exp.is_Rational and node.base in self.roots:
-                return self.roots[node.base] ** int(2 * node.exp)
-            if node.is_Pow and node.exp.is_Integer:
-                return value(node.base) ** int(node.exp)
-            if node.is_Add:
-                return sum((value(term) for term in node.args), self.field.zero)
-            if node.is_Mul:
-                return math.prod((value(factor) for factor in node.args), start=self.field.one)
-            return self.field.from_sympy(node)
-
-        return value(expression)
-
-
-def _as_expressions(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_as_expressions(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _as_expressions(item) for name, item in value.items()}
-    return value.as_expr() if hasattr(value, "as_expr") else sympy.Rational(value.numerator, value.denominator)
 
 
 # -- doubles -----------------------------------------------------------------------------------------------------------
 
 
-class _FloatNumbers(_RationalNumbers):
+class _FloatNumbers(RationalNumbers):
     def exponentials(self, head: int, query: int, scores: list[Number | None]) -> list[Number]:
+        """The exponentials of one row of scores."""
         largest = max(plain(score) for score in scores if score is not None)
         values = []
         for score in scores:
@@ -330,6 +190,7 @@ class _FloatNumbers(_RationalNumbers):
         return values
 
     def root(self, time: int, value: Number) -> Number:
+        """The square root of a variance."""
         sigma = math.sqrt(plain(value))
         return Dual(sigma, {n: x / (2 * sigma) for n, x in value.slopes.items()}) if isinstance(value, Dual) else sigma
 
@@ -347,15 +208,19 @@ class FloatInstance(RationalInstance):
         return 1e-14 * math.prod(1 + max(map(abs, part)) for part in parts)
 
     def numbers(self, cut: str) -> Numbers:
+        """How these numbers behave, with the variable ``cut`` free."""
         return _FloatNumbers(self, cut)
 
     def convert(self, number: Any) -> Number:
+        """A plain rational as one of these numbers."""
         return float(number)
 
     def weightless(self, head: int, query: int, key: int) -> Number:
+        """The unnormalised weight ``exp(s_ij)``."""
         return 0.0 if self.layer.hides(query, key) else math.exp(self.table["s"][head][query][key])
 
     def exponential(self, name: str, head: int, times: tuple[int, ...]) -> Number:
+        """``exp`` of a score, a gap of scores, or a scalar."""
         if name in ("s", "gap"):
             value = self.table[name][head]
             for time in times:

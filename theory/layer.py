@@ -1,7 +1,8 @@
 """The forward map of one attention layer over any numbers: what the derivations differentiate.
 
-The map is written once and run over rationals, rational functions, duals, SymPy expressions and floats. It knows nothing
-of any Jacobian. Exponentials, square roots and the point where a variable is declared free are left to :class:`Numbers`.
+The map is written once and run over rationals, rational functions, duals, SymPy expressions and floats. It knows
+nothing of any Jacobian. Exponentials, square roots and the point where a variable is declared free are left to
+:class:`Numbers`.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ class Sizes:
 
 @dataclass
 class Parameters:
-    """The numbers that define one layer and one sequence; ``e`` are the unnormalised weights where logits stay abstract."""
+    """The numbers of one layer and one sequence; ``e`` are the unnormalised weights where logits stay abstract."""
 
     x: Rows
     heads: list[dict[str, Rows]]
-    b_O: Rows
+    b_O: Rows  # noqa: N815 - the field's name
     B: list[Rows]
     m: list[Rows]
     e: list[Rows]
@@ -117,33 +118,37 @@ def _head(layer: Layer, sizes: Sizes, p: Parameters, numbers: Numbers, tokens: l
     """Queries, keys, values, scores, weights and their means, for one head."""
     times, w = range(sizes.T), p.heads[h]
     q, k, v = ([plus(product(w[f"W_{s}"], tokens[i]), w[f"b_{s}"]) for i in times] for s in "QKV")
-    if layer.rotary:
-        turned = [[product(p.rotations[i], vectors[i]) for i in times] for vectors in (q, k)]
-    else:
-        turned = [q, k]
+    turned = [[product(p.rotations[i], y[i]) for i in times] for y in (q, k)] if layer.rotary else [q, k]
     scores: list[list[Number]] = []
     weights: list[list[Number]] = []
     rest: list[list[Number]] = []
     for i in times:
         row = []
-        for l in times:  # noqa: E741
-            value = p.scalars["c"] * product(transposed(turned[0][i]), turned[1][l])[0][0] + p.B[h][i][l]
-            if layer.penalty and i == l:
+        for t in times:
+            value = p.scalars["c"] * product(transposed(turned[0][i]), turned[1][t])[0][0] + p.B[h][i][t]
+            if layer.penalty and i == t:
                 value = value + numbers.seed("beta", (), p.scalars["beta"])
-            row.append(numbers.seed("s", (h, i, l), value))
-        seen = [None if layer.hides(i, l) else row[l] for l in times]
+            row.append(numbers.seed("s", (h, i, t), value))
+        seen = [None if layer.hides(i, t) else row[t] for t in times]
         weights.append(_normalised(numbers.exponentials(h, i, seen)))
         rest.append(_leave_one_out(weights[i], i))
         scores.append(row)
     return _row_means(
-        {"q": q, "k": k, "v": v, "s": scores, "a": weights, "b": rest}, turned[1], tokens, p.m[h] if layer.multiplier else None
+        {"q": q, "k": k, "v": v, "s": scores, "a": weights, "b": rest},
+        turned[1],
+        tokens,
+        p.m[h] if layer.multiplier else None,
     )
 
 
 def _row_means(head: Table, keys: list[Rows], tokens: list[Rows], multiplier: Rows | None) -> Table:
     """Means and covariances under each row's weights."""
     values, times = head["v"], range(len(keys))
-    sent = head["a"] if multiplier is None else [[m * a for m, a in zip(*rows, strict=True)] for rows in zip(multiplier, head["a"], strict=True)]
+    sent = (
+        head["a"]
+        if multiplier is None
+        else [[m * a for m, a in zip(*rows, strict=True)] for rows in zip(multiplier, head["a"], strict=True)]
+    )
     head["o"] = [_mean(row, values) for row in sent]
     for weights, names in ((head["a"], ("vbar", "kbar", "Cov")), (head["b"], ("vrest", "krest", "Crest"))):
         head[names[0]] = [_mean(row, values) for row in weights]
@@ -151,7 +156,7 @@ def _row_means(head: Table, keys: list[Rows], tokens: list[Rows], multiplier: Ro
         head[names[2]] = [_covariance(row, values, keys) for row in weights]
     head["xbar"] = [_mean(row, tokens) for row in head["a"]]
     head["X"] = [_covariance(row, tokens, tokens) for row in head["a"]]
-    head["gap"] = [[[head["s"][i][j] - head["s"][i][l] for l in times] for j in times] for i in times]
+    head["gap"] = [[[head["s"][i][j] - head["s"][i][t] for t in times] for j in times] for i in times]
     return head
 
 
@@ -179,7 +184,10 @@ def _mean(weights: list[Number], vectors: list[Rows]) -> Rows:
 
 def _covariance(weights: list[Number], left: list[Rows], right: list[Rows]) -> Rows:
     means = _mean(weights, left), _mean(weights, right)
-    centred = [[plus(vector, scaled(-1, mean)) for vector in vectors] for vectors, mean in zip((left, right), means, strict=True)]
+    centred = [
+        [plus(vector, scaled(-1, mean)) for vector in vectors]
+        for vectors, mean in zip((left, right), means, strict=True)
+    ]
     return _mean(weights, [product(one, transposed(two)) for one, two in zip(*centred, strict=True)])
 
 
@@ -193,6 +201,8 @@ def _normalise(table: Table, vectors: list[Rows], sizes: Sizes, p: Parameters, n
         unit = [value / sigma for value in centred]
         table["sigma"].append(sigma)
         table["uhat"].append(column(unit))
-        table["z"].append(column([factor * value + shift for factor, value, shift in zip(p.gamma, unit, p.shift, strict=True)]))
+        table["z"].append(
+            column([factor * value + shift for factor, value, shift in zip(p.gamma, unit, p.shift, strict=True)])
+        )
     table["Gamma"] = [[factor if r == s else 0 for s in range(sizes.D)] for r, factor in enumerate(p.gamma)]
     table["one"] = column([1] * sizes.D)

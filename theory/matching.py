@@ -68,7 +68,7 @@ def cited(equation: Equation, lhs: Basic, rhs: Basic) -> bool:
 
 
 def direction(node: Basic, part: Basic) -> int | None:
-    """Whether ``node`` grows (1), falls (-1) or stays (0) as ``part`` grows; None if that is not plain from its form."""
+    """Whether ``node`` grows (1), falls (-1) or stays (0) as ``part`` grows; None if its form does not say."""
     if node == part:
         return 1
     if not node.has(part):
@@ -91,9 +91,8 @@ def _direction_of_product(node: Basic, part: Basic) -> int | None:
     for factor in node.args:
         if factor.is_number and factor.is_negative:
             sign = -sign
-        elif not factor.is_nonnegative:
-            if len(node.args) > 2 or not node.args[0].is_number:
-                return None
+        elif not factor.is_nonnegative and (len(node.args) > 2 or not node.args[0].is_number):
+            return None
         found.add(direction(factor, part))
     found -= {0}
     if len(found) != 1 or None in found:

@@ -1,5 +1,7 @@
 """LaTeX of the expressions that derivations are written in."""
 
+# ruff: noqa: N802, N815 - the names that SymPy's printer looks for
+
 from __future__ import annotations
 
 import re
@@ -82,9 +84,7 @@ class Printer(LatexPrinter):
 
     def _terms(self, terms: list[Any]) -> list[str]:
         printed = [self._print(term) for term in terms]
-        return [
-            part if index == 0 or part.startswith("-") else f"+ {part}" for index, part in enumerate(printed)
-        ]
+        return [part if index == 0 or part.startswith("-") else f"+ {part}" for index, part in enumerate(printed)]
 
     def _print_MatAdd(self, node: Any) -> str:
         return " ".join(self._terms(list(node.args)))

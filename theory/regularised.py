@@ -13,11 +13,11 @@ from theory.derivation import Builder, Derivation
 from theory.expressions import MatrixSlope, Partial, Slope, add, delta, mul, sub, total, transpose
 from theory.layer import Layer
 from theory.symbols import (
-    T,
     W_K,
     W_O,
     W_Q,
     W_V,
+    T,
     a,
     b,
     b_O,
@@ -96,7 +96,8 @@ def leave_one_out() -> Derivation:
     return build.done(
         "leave-one-out",
         "The diagonal weight alone",
-        "Write $a^{\\setminus i}$ for the weights of row i without key i. Every regulariser of the diagonal acts through the "
+        "Write $a^{\\setminus i}$ for the weights of row i without key i. Every regulariser of the diagonal acts "
+        "through the "
         "single number $a_{ii}$: mean, covariance and diagonal block are explicit functions of it.",
         assumptions=("at least two visible keys",),
         results=("masked weight", "weight", "mean", "deviation", "covariance", "block"),
@@ -121,9 +122,12 @@ def hard_mask() -> Derivation:
     return build.done(
         "mask",
         "A hard diagonal mask keeps the query path",
-        "With $B_{ii}=-\\infty$ the weight $a_{ii}$ is zero, so the value path and the key path vanish on the diagonal. The "
-        "query path does **not**: token i still decides, as the query, how row i weighs all other keys. This contradicts "
-        "the paper, which says that a full mask suppresses the query part as well: what is left besides the residual is exactly "
+        "With $B_{ii}=-\\infty$ the weight $a_{ii}$ is zero, so the value path and the key path vanish on the "
+        "diagonal. The "
+        "query path does **not**: token i still decides, as the query, how row i weighs all other keys. This "
+        "contradicts "
+        "the paper, which says that a full mask suppresses the query part as well: what is left besides the "
+        "residual is exactly "
         "$c\\sum_h W_O\\,\\mathrm{Cov}_i\\,W_Q$, over the other keys, and it does not shrink as T grows.",
         layer=MASKED,
         reference=PAPER,
@@ -141,7 +145,8 @@ def mask_of_two() -> Derivation:
     return build.done(
         "mask-two-tokens",
         "Two tokens: where a hard mask leaves only the residual",
-        "A masked row of two tokens sees a single key. A single weight is always 1, its covariance is zero, and the diagonal "
+        "A masked row of two tokens sees a single key. A single weight is always 1, its covariance is zero, and "
+        "the diagonal "
         "block is the identity.",
         layer=MASKED,
         length=2,
@@ -161,7 +166,8 @@ def mask_of_three() -> Derivation:
     return build.done(
         "mask-three-tokens",
         "Three tokens: the masked query path in the open",
-        "A masked row of three tokens sees two keys. Its query path is a product of both weights and of what sets the two "
+        "A masked row of three tokens sees two keys. Its query path is a product of both weights and of what "
+        "sets the two "
         "values and the two keys apart: zero only if the values agree, or the keys do, or a weight matrix kills them.",
         layer=MASKED,
         length=3,
@@ -185,7 +191,8 @@ def penalty() -> Derivation:
         "penalty",
         "A finite penalty",
         "A number $\\beta$ added to the diagonal logit (negative to weaken the diagonal) changes no formula, only "
-        "$a_{ii}$. The masked weights, means and covariance do not depend on it, so the derivative of the diagonal block "
+        "$a_{ii}$. The masked weights, means and covariance do not depend on it, so the derivative of the "
+        "diagonal block "
         "along $\\beta$ is explicit. The part $-cW_O\\mathrm{Cov}^{\\setminus i}_iW_Q$ has the other sign: a negative "
         "penalty **strengthens** this part of the query path while it weakens the value path.",
         layer=Layer(penalty=True),
@@ -240,9 +247,11 @@ def uniform() -> Derivation:
     return build.done(
         "uniform",
         "Uniform logits",
-        "Where all logits of a row agree, the diagonal weight is $e^\\beta/(e^\\beta+T-1)$. For a fixed $\\beta$ it falls "
+        "Where all logits of a row agree, the diagonal weight is $e^\\beta/(e^\\beta+T-1)$. For a fixed $\\beta$ "
+        "it falls "
         "as $e^\\beta/T$, so in the limit of a long input the value and key path leave the diagonal by themselves and "
-        "$J_{ii}\\to I + cW_O\\mathrm{Cov}^{\\setminus i}_iW_Q$, whatever the penalty. To hold the weight at $\\alpha$ the "
+        "$J_{ii}\\to I + cW_O\\mathrm{Cov}^{\\setminus i}_iW_Q$, whatever the penalty. To hold the weight at "
+        "$\\alpha$ the "
         "penalty must grow as $\\beta = \\log\\frac{\\alpha(T-1)}{1-\\alpha}$. The limit $\\beta\\to-\\infty$ is the "
         "hard mask.",
         assumptions=("the logits of row i are equal before the penalty", "at least two tokens"),
@@ -275,9 +284,12 @@ def dropout_logits() -> Derivation:
     return build.done(
         "dropout-logits",
         "Dropout of the diagonal logit",
-        "With probability p the diagonal logit is set to $-\\infty$, else it is left alone. The expected value path on the "
-        "diagonal shrinks by exactly $1-p$; the weight that is set free goes to the other keys in proportion; and the query "
-        "path over the other keys **grows**, from $1-a_{ii}$ to $1-(1-p)a_{ii}$ times $cW_O\\mathrm{Cov}^{\\setminus i}_iW_Q$.",
+        "With probability p the diagonal logit is set to $-\\infty$, else it is left alone. The expected value "
+        "path on the "
+        "diagonal shrinks by exactly $1-p$; the weight that is set free goes to the other keys in proportion; "
+        "and the query "
+        "path over the other keys **grows**, from $1-a_{ii}$ to $1-(1-p)a_{ii}$ times "
+        "$cW_O\\mathrm{Cov}^{\\setminus i}_iW_Q$.",
         assumptions=("one draw per row, independent of the tokens", "at least two tokens"),
         reference=PAPER,
         results=("expected weight",),
@@ -307,10 +319,14 @@ def dropout_weights() -> Derivation:
     return build.done(
         "dropout-weights",
         "Dropout of weights",
-        "After the softmax the weights are multiplied by $m_{ij}$, which is 0 with probability p and $1/(1-p)$ otherwise; "
-        "here $o_i=\\sum_j m_{ij}a_{ij}v_j$. Step 3 shows the block to be linear in m (besides the residual), with factors "
-        "that m does not enter, so the **expected block is the block without dropout**: this kind of dropout adds spread to "
-        "the Jacobian, but no bias. Even with $m_{ii}=0$ the key path stays on the diagonal, since the softmax still sees "
+        "After the softmax the weights are multiplied by $m_{ij}$, which is 0 with probability p and $1/(1-p)$ "
+        "otherwise; "
+        "here $o_i=\\sum_j m_{ij}a_{ij}v_j$. Step 3 shows the block to be linear in m (besides the residual), "
+        "with factors "
+        "that m does not enter, so the **expected block is the block without dropout**: this kind of dropout "
+        "adds spread to "
+        "the Jacobian, but no bias. Even with $m_{ii}=0$ the key path stays on the diagonal, since the softmax "
+        "still sees "
         "the diagonal score.",
         layer=Layer(multiplier=True),
         reference=PAPER,

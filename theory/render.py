@@ -15,8 +15,8 @@ from theory.printer import latex as expression_latex
 #: Longest formula, in characters on the page, that stays on one line where it can be broken.
 LINE = 58
 
-INTRODUCTION = r"""Tokens $x_1,\dots,x_T\in\mathbb R^D$ are the states of one series at T time steps. One layer of multi-head
-attention turns them into states
+INTRODUCTION = r"""Tokens $x_1,\dots,x_T\in\mathbb R^D$ are the states of one series at T time steps. One layer of
+multi-head attention turns them into states
 
 $$
 \begin{aligned}
@@ -30,8 +30,8 @@ Here i is the **query** time (output), j the **key** time (input), h a head, and
 without a head index is about one head. The subject is the block Jacobian $J_{ij} = \partial h_i/\partial x_j$, a D by D
 matrix. Bars are means under the weights of row i, $\bar v_i=\sum_l a_{il}v_l$, and
 $\mathrm{Cov}_i=\sum_l a_{il}(v_l-\bar v_i)(k_l-\bar k_i)^\top$. Derivatives have one row per output, so that the
-derivative of a number is a row. A sum without limits runs over all times, or all heads. $\lVert\cdot\rVert$ is the spectral
-norm, and the Euclidean norm of a vector.
+derivative of a number is a row. A sum without limits runs over all times, or all heads. $\lVert\cdot\rVert$ is the
+spectral norm, and the Euclidean norm of a vector.
 
 **Every step below was checked by machine.** Equalities hold exactly, in rational arithmetic without rounding, on small
 layers whose exponentials are free unknowns, and against SymPy's own differentiation of the layer's forward map.
@@ -91,7 +91,8 @@ def _reasons(derivation: Derivation) -> Iterable[tuple[str, str, str]]:
     for number, step in enumerate(derivation.steps, start=1):
         numbers, cited, _ = found.setdefault(step.rule.name, ([], [], step.rule.statement))
         numbers.append(number)
-        cited += [name for use in step.uses if (name := getattr(use, "name", use)) not in cited]
+        names = [use if isinstance(use, str) else use.name for use in step.uses]
+        cited += [name for name in names if name not in cited]
     for name, (numbers, cited, statement) in found.items():
         source = f" [{'; '.join(cited)}]" if cited else ""
         yield ", ".join(map(str, numbers)), name, f"{statement}{source}"

@@ -132,7 +132,9 @@ def _nonnegative(lhs: Basic, rhs: Basic, cited: Sequence[Equation]) -> Iterator[
 DEFINITION = Rule("definition", "one side is the definition of the other")
 PRODUCT = Rule("product rule", "the derivative of a product is the sum of the products with one factor differentiated")
 QUOTIENT = Rule("quotient rule", "$(f/g)' = (f' g - f g')/g^2$")
-CHAIN = Rule("chain rule", "a derivative through the scores of a row is the sum over these scores, each with its own derivative")
+CHAIN = Rule(
+    "chain rule", "a derivative through the scores of a row is the sum over these scores, each with its own derivative"
+)
 SIFT = Rule("sifting", r"$\sum_l \delta_{lj} f_l = f_j$")
 LINEAR = Rule("linearity", "sums, derivatives and expectations pass through constant factors")
 CITE = Rule("substitution", "a result that was derived above is put in")
@@ -143,10 +145,14 @@ SHIFT = Rule("common factor", "a factor common to numerator and denominator canc
 CALCULUS = Rule("calculus", "differentiation or limit of an explicit function, done by SymPy")
 CHAIN_TOKEN = Rule("chain rule for maps", "the Jacobian of a composition is the product of the Jacobians")
 CHAIN_SQUARE = Rule("derivative of a square", "$(f^2)' = 2 f f'$")
-EXCHANGE = Rule("exchangeability", "exchangeable tokens: the expectation does not change when two other tokens are swapped")
+EXCHANGE = Rule(
+    "exchangeability", "exchangeable tokens: the expectation does not change when two other tokens are swapped"
+)
 RANK_ONE = Rule("rank one", r"$\lVert u w^\top\rVert = \lVert u\rVert\,\lVert w\rVert$")
 TRIANGLE = Rule("triangle inequality", "the norm of a sum is at most the sum of the norms", _triangle)
-SUBMULTIPLICATIVE = Rule("submultiplicativity", "the norm of a product is at most the product of the norms", _submultiplicative)
+SUBMULTIPLICATIVE = Rule(
+    "submultiplicativity", "the norm of a product is at most the product of the norms", _submultiplicative
+)
 CAUCHY_SCHWARZ = Rule("Cauchy-Schwarz", "an inner product is at most the product of the lengths", _cauchy_schwarz)
 BALL = Rule("ball", "every token, and every mean of tokens, lies in the ball of radius R", _ball)
 BOUND = Rule("monotone bound", "the expression grows in a part that has an upper bound above", _bound)

@@ -9,8 +9,9 @@ from typing import Any
 from sympy import QQ
 
 from theory.arithmetic import Rows, each
-from theory.instance import FloatInstance, Instance, RationalInstance, SymbolicInstance
+from theory.instance import FloatInstance, Instance, RationalInstance
 from theory.layer import Layer, Parameters, Sizes
+from theory.symbolic import SymbolicInstance
 
 _ROTATIONS = [(1, 0, 1), (3, 4, 5), (5, 12, 13), (-4, 3, 5), (-12, 5, 13), (8, 15, 17)]
 
@@ -26,7 +27,9 @@ def draw(layer: Layer, sizes: Sizes, seed: int) -> Parameters:
         return [[number(low) for _ in range(columns)] for _ in range(rows)]
 
     s = sizes
-    shapes = {f"{kind}_{name}": (s.d, s.D if kind == "W" else 1) for kind in "Wb" for name in "QKV"} | {"W_O": (s.D, s.d)}
+    shapes = {f"{kind}_{name}": (s.d, s.D if kind == "W" else 1) for kind in "Wb" for name in "QKV"} | {
+        "W_O": (s.D, s.d)
+    }
     heads = [{name: matrix(*shape) for name, shape in shapes.items()} for _ in range(s.H)]
     square = [matrix(s.T, s.T) for _ in range(s.H)]
     e = [matrix(s.T, s.T, 1) for _ in range(s.H)]
@@ -89,7 +92,12 @@ def floating(layer: Layer, seed: int, regime: str = "ordinary", sizes: Sizes | N
     """An instance of doubles in the given regime, of random sizes unless given."""
     source = random.Random(f"{seed} {regime}")
     if sizes is None:
-        sizes = Sizes(source.randint(1 if layer.hidden != "diagonal" else 2, 5), source.randint(2, 3), source.randint(1, 3), source.randint(1, 3))
+        sizes = Sizes(
+            source.randint(1 if layer.hidden != "diagonal" else 2, 5),
+            source.randint(2, 3),
+            source.randint(1, 3),
+            source.randint(1, 3),
+        )
     token, logit, value, shape = REGIMES[regime]
     p = draw(layer, sizes, seed)
 
@@ -104,7 +112,9 @@ def floating(layer: Layer, seed: int, regime: str = "ordinary", sizes: Sizes | N
     p.m = [each(float, rows) for rows in p.m]
     p.rotations = [each(float, rows) for rows in p.rotations]
     p.scalars = {name: float(number) for name, number in p.scalars.items()} | {"c": sizes.d**-0.5}
-    p.scalars["R"] = max(sum(value[0] ** 2 if isinstance(value, list) else value**2 for value in row) ** 0.5 for row in p.x)
+    p.scalars["R"] = max(
+        sum(value[0] ** 2 if isinstance(value, list) else value**2 for value in row) ** 0.5 for row in p.x
+    )
     return FloatInstance(layer, sizes, p, seed)
 
 
@@ -147,9 +157,7 @@ def exact_instances(layer: Layer, heads: int, length: int | None, symbols: str) 
 
 def floating_instances(layer: Layer, length: int | None, count: int = 4) -> list[Instance]:
     """Layers in doubles: every regime, several seeds, one to five tokens."""
-    return [
-        _floating(layer, seed, regime, length) for regime in REGIMES for seed in range(count)
-    ]
+    return [_floating(layer, seed, regime, length) for regime in REGIMES for seed in range(count)]
 
 
 @lru_cache(maxsize=1024)

@@ -10,7 +10,7 @@ from theory import rules
 from theory.derivation import Builder, Derivation
 from theory.expressions import Expectation, Inner, Slope, delta, mul, norm, sub, total, transpose
 from theory.layer import Layer
-from theory.symbols import R, T, W_K, a, c, gap, i, j, k, key, l, q, s, t, x
+from theory.symbols import W_K, R, T, a, c, gap, i, j, k, key, l, q, s, t, x
 
 NO_BIAS = Layer(exchangeable=True)
 
@@ -37,8 +37,10 @@ def derivative() -> Derivation:
     return build.done(
         "softmax",
         "The derivative of the softmax",
-        "Row i of the attention weights is a softmax of the scores of row i, over all T keys. Raising one score raises its "
-        "own weight and lowers every other weight of the row in proportion; raising all scores together changes nothing.",
+        "Row i of the attention weights is a softmax of the scores of row i, over all T keys. Raising one score "
+        "raises its "
+        "own weight and lowers every other weight of the row in proportion; raising all scores together changes "
+        "nothing.",
         assumptions=("the weights of row i depend on the scores of row i only",),
         results=("weight", "derivative", "sum of a row", "sum over scores"),
     )
@@ -101,7 +103,8 @@ def exchangeable() -> Derivation:
     return build.done(
         "exchangeable",
         "The mean weight off the diagonal",
-        "No uniform attention is assumed: symmetry alone gives $E[a_{ij}] = (1-E[a_{ii}])/(T-1) \\le 1/(T-1)$ for every "
+        "No uniform attention is assumed: symmetry alone gives $E[a_{ij}] = (1-E[a_{ii}])/(T-1) \\le 1/(T-1)$ "
+        "for every "
         "pair off the diagonal. The check averages over every order of the tokens, exactly: each exchangeable law of T "
         "tokens is a mixture of such laws.",
         assumptions=("the tokens are exchangeable, without positional information", "no additive bias, no mask"),
@@ -113,4 +116,3 @@ def exchangeable() -> Derivation:
 def derivations() -> tuple[Derivation, ...]:
     """The derivations about the softmax alone."""
     return derivative(), shift(), ball(), exchangeable()
-

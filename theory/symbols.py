@@ -1,7 +1,7 @@
 """Every symbol of the derivations, once, with its assumptions.
 
-Times: ``i`` is the query (output) time, ``j`` the key (input) time, ``k l m n`` run over times; ``h`` and ``g`` are heads.
-A headed quantity is written without a head index where a derivation looks at one head.
+Times: ``i`` is the query (output) time, ``j`` the key (input) time, ``k l m n`` run over times; ``h`` and ``g`` are
+heads. A headed quantity is written without a head index where a derivation looks at one head.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sympy import Basic, Identity, Symbol
 from theory.expressions import HEADS, TIMES, Block, Entry
 
 h, g = HEADS
-i, j, k, l, m, n = TIMES
+i, j, k, l, m, n = TIMES  # noqa: E741 - the field's indices
 
 T = Symbol("T", integer=True, positive=True)
 D = Symbol("D", integer=True, positive=True)
@@ -96,8 +96,8 @@ vbar, kbar, vrest, krest = (_vector(name, d) for name in ("vbar", "kbar", "vrest
 xbar = _vector("xbar", D)
 W_Q, W_K, W_V = (_weight(name, d, D) for name in ("W_Q", "W_K", "W_V"))
 W_O = _weight("W_O", D, d)
-b_Q, b_K, b_V = (_weight(name, d, 1) for name in ("b_Q", "b_K", "b_V"))
-b_O = _weight("b_O", D, 1)
+b_Q, b_K, b_V = (_weight(name, d, 1) for name in ("b_Q", "b_K", "b_V"))  # noqa: N816 - the field's names
+b_O = _weight("b_O", D, 1)  # noqa: N816
 a, b, s, B, mult, gap, sigma = (_number(name) for name in ("a", "b", "s", "B", "m", "gap", "sigma"))
 Gamma = Block("Gamma", D, D)
 one = Block("one", D, 1)

@@ -13,12 +13,12 @@ from theory.derivation import Builder, Derivation
 from theory.expressions import Partial, add, delta, mul, sub, total, transpose
 from theory.layer import Layer
 from theory.symbols import (
-    D,
-    Gamma,
     W_K,
     W_O,
     W_Q,
     W_V,
+    D,
+    Gamma,
     a,
     b_O,
     c,
@@ -27,7 +27,6 @@ from theory.symbols import (
     h,
     i,
     j,
-    kbar,
     key,
     l,
     m,
@@ -65,7 +64,8 @@ def causal() -> Derivation:
     return build.done(
         "causal",
         "Causal attention",
-        "Hidden keys have weight zero, so every block above the diagonal is exactly zero. The first row sees one key, whose "
+        "Hidden keys have weight zero, so every block above the diagonal is exactly zero. The first row sees one "
+        "key, whose "
         "weight is 1: both weight paths vanish and $J_{11}=I+\\sum_h W_OW_V$. All other rows follow the same formulas.",
         layer=Layer(hidden="causal"),
         results=("later keys", "first row"),
@@ -120,7 +120,8 @@ def rotary() -> Derivation:
     return build.done(
         "rotary",
         "Rotary positions",
-        "The score compares $\\Theta_iq_i$ with $\\Theta_mk_m$. The direction of the key path then depends on j, so its row "
+        "The score compares $\\Theta_iq_i$ with $\\Theta_mk_m$. The direction of the key path then depends on j, "
+        "so its row "
         "sum is no longer zero. In $\\mathrm{Cov}_i$ the keys are the rotated ones.",
         layer=Layer(rotary=True),
         results=("score", "block"),
@@ -136,9 +137,7 @@ def layer_norm() -> Derivation:
     build.eq(mul(1 / (2 * sigma(i)), Partial(sigma(i) ** 2, u(i))), rules.CHAIN_SQUARE)
     build.eq(mul(1 / D, transpose(uhat(i))), rules.COLLECT)
     build.start("unit vector", Partial(uhat(i), u(i)))
-    build.eq(
-        add(mul(1 / sigma(i), centring), mul(-1 / sigma(i), uhat(i), Partial(sigma(i), u(i)))), rules.QUOTIENT
-    )
+    build.eq(add(mul(1 / sigma(i), centring), mul(-1 / sigma(i), uhat(i), Partial(sigma(i), u(i)))), rules.QUOTIENT)
     projected = add(eye, mul(-1 / D, one, transpose(one)), mul(-1 / D, uhat(i), transpose(uhat(i))))
     build.eq(mul(1 / sigma(i), projected), rules.CITE, "deviation")
     build.start("definition", norm_jacobian(i)).eq(Partial(out(i), u(i)), rules.DEFINITION)
@@ -168,7 +167,8 @@ def post_norm() -> Derivation:
     return build.done(
         "post-norm",
         "Post-norm",
-        "With $h_i = \\mathrm{LN}(x_i + o_i)$ every block is multiplied from the left by the normalisation's Jacobian at the "
+        "With $h_i = \\mathrm{LN}(x_i + o_i)$ every block is multiplied from the left by the normalisation's "
+        "Jacobian at the "
         "query time. The residual block is then $L_i$, no longer the identity.",
         layer=Layer(norm="post"),
     )
@@ -193,7 +193,8 @@ def pre_norm() -> Derivation:
         "pre-norm",
         "Pre-norm",
         "With $h_i = x_i + o_i(z)$, $z_j=\\mathrm{LN}(x_j)$, the attention blocks are multiplied from the right by the "
-        "normalisation's Jacobian at the key time, and the residual stays the identity. Queries, keys and values are those "
+        "normalisation's Jacobian at the key time, and the residual stays the identity. Queries, keys and values "
+        "are those "
         "of the normalised tokens.",
         layer=Layer(norm="pre"),
     )
@@ -202,5 +203,3 @@ def pre_norm() -> Derivation:
 def derivations() -> tuple[Derivation, ...]:
     """The derivations of the other variants."""
     return causal(), no_residual(), rotary(), layer_norm(), post_norm(), pre_norm()
-
-
