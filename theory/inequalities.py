@@ -77,6 +77,12 @@ def local() -> Derivation:
     )
 
 
+def _diagonal(push: Any) -> Any:
+    """The local bound on the diagonal, with ``push`` for ``|W_O (v_i - vbar_i)|``."""
+    product, query = norm(mul(W_O(h), W_V(h))), c * norm(mul(W_O(h), cov(i, h), W_Q(h)))
+    return 1 + total(a(i, i, head=h) * (product + c * push * _reach(h)) + query, h)
+
+
 @cache
 def on_a_ball() -> Derivation:
     """The bounds that need only the weights a_ij, for tokens in a ball."""
@@ -102,6 +108,13 @@ def on_a_ball() -> Derivation:
     metric = norm(mul(transpose(W_K()), W_Q()))
     build.le(norm(mul(W_O(), W_V())) * norm(token_cov(i)) * metric, rules.SUBMULTIPLICATIVE)
     build.le(norm(mul(W_O(), W_V())) * R**2 * metric, rules.BOUND, covariance().result("covariance"))
+    own, metric = a(i, i, head=h), norm(mul(transpose(W_K(h)), W_Q(h)))
+    build.start("on the diagonal", norm(Partial(out(i), x(i))))
+    build.le(_diagonal(norm(mul(W_O(h), sub(v(i, h), vbar(i, h))))), rules.BOUND, local().result("on the diagonal"))
+    build.eq(_diagonal(norm(mul(W_O(h), W_V(h), sub(x(i), xbar(i, h))))), rules.CITE, form)
+    build.le(_diagonal(product * norm(sub(x(i), xbar(i, h)))), rules.SUBMULTIPLICATIVE)
+    flat = own * (product + c * product * 2 * R * _reach(h)) + c * product * R**2 * metric
+    build.le(1 + total(flat, h), rules.BOUND, "deviation", "query path")
     return build.done(
         "ball-bound",
         "The bounds on a ball",
@@ -111,7 +124,7 @@ def on_a_ball() -> Derivation:
         "of T alone, O(1/T). The query path is at most $cR^2\\lVert W_OW_V\\rVert\\lVert W_K^\\top W_Q\\rVert$ "
         "at every T.",
         assumptions=(BALL,),
-        results=("deviation", "off the diagonal", "query path"),
+        results=("deviation", "off the diagonal", "query path", "on the diagonal"),
     )
 
 

@@ -4,7 +4,7 @@ Three kinds of number, one forward map:
 
 - :class:`RationalInstance`: exact rationals. A weight is ``e_ij / sum_l e_il`` with free positive rationals ``e`` in
   the place of the exponentials, so nothing is rounded; derivatives come from dual numbers with ``de = e ds``.
-- :class:`theory.symbolic.SymbolicInstance`: rational functions of the exponentials (and of the tokens, where that is affordable).
+- :class:`theory.symbolic.SymbolicInstance`: rational functions of the exponentials, and tokens.
   Derivatives are SymPy's own ``diff`` of the forward map with its exponentials: an oracle that shares nothing with the
   closed forms. Equality is a proof for these sizes.
 - :class:`FloatInstance`: doubles with true exponentials, for inequalities.
@@ -132,6 +132,8 @@ class Lifted(Instance):
 
 
 class RationalNumbers(Numbers):
+    """Exact numbers, or duals of them where the map is cut; an exponential is a free number with ``de = e ds``."""
+
     def __init__(self, instance: Instance, cut: str) -> None:
         self.instance, self.cut = instance, cut
 
