@@ -28,10 +28,10 @@ $$
 
 Here i is the **query** time (output), j the **key** time (input), h a head, and $B$ an additive bias or mask. A formula
 without a head index is about one head. The subject is the block Jacobian $J_{ij} = \partial h_i/\partial x_j$, a D by D
-matrix. Bars are means under the weights of row i, $\bar v_i=\sum_l a_{il}v_l$, and
+matrix. Bars are means under the weights of row i, $\bar v_i=\sum_l a_{il}v_l$;
 $\mathrm{Cov}_i=\sum_l a_{il}(v_l-\bar v_i)(k_l-\bar k_i)^\top$ is the covariance of values and keys under them;
-$X_i=\sum_l a_{il}(x_l-\bar x_i)(x_l-\bar x_i)^\top$ is that of the tokens. Derivatives have one row per output, so that the
-derivative of a number is a row. A sum without limits runs over all times, or all heads. $\lVert\cdot\rVert$ is the
+$X_i=\sum_l a_{il}(x_l-\bar x_i)(x_l-\bar x_i)^\top$ is that of the tokens. Derivatives have one row per output, so
+that the derivative of a number is a row. A sum without limits runs over all times, or all heads. $\lVert\cdot\rVert$ is the
 spectral norm, and the Euclidean norm of a vector.
 
 **Every step below was checked by machine.** Equalities hold exactly, in rational arithmetic without rounding, on small
