@@ -92,16 +92,16 @@ def story(found: Sweep, metrics: dict[str, Any], folder: Path) -> list[str]:
     one = found.record(layer).statistics
     diagonal = {name: one[f"diagonal_{name}"] for name in ("residual", "value", "key", "query")}
     shares = {name: value / sum(diagonal.values()) for name, value in diagonal.items()}
-    mass = one["diagonal_attention"]
+    mass, sink = one["diagonal_attention"], one["sink_ratio"]
     return [
         _forecast(metrics),
         f"In {folder}, of {layer}:",
         *_decay(found, layer),
-        f"heatmap_{layer}.png: at T={longest} a state depends {one['sink_ratio']:.0f} times as much on its own input as "
+        f"heatmap_{layer}.png: at T={longest} a state depends {sink:.0f} times as much on its own input as "
         f"on another one, and {one['sink_ratio_residual_removed']:.0f} times with the residual connection left out.",
         f"path_shares.png: of the sensitivity to its own input, {_percent(shares['residual'])} is the residual and "
         f"{_percent(shares['query'])} the query path; the value path, which attention weights scale, is "
-        f"{_percent(shares['value'])} of it. The weight on itself is {_percent(mass)}, and 1/T is {_percent(mass.null)}.",
+        f"{_percent(shares['value'])} of it. The weight on itself is {_percent(mass)}; 1/T is {_percent(mass.null)}.",
         _verdict(found),
         "Numbers: summary.json and measurement.nc.",
     ]

@@ -34,7 +34,7 @@ class Sequences:
 
     attention: SoftmaxAttention
     tokens: Float[Tensor, "sample time dim"]
-    groups: Int[Tensor, " sample"] | None = None
+    groups: Int[Tensor, " member"] | None = None
 
 
 @dataclass(frozen=True)
