@@ -42,7 +42,7 @@ def in_ball(ball: Ball) -> Assumption:
 
 
 def same_bias(prior: Float[Tensor, "#sample #head query key"], off: Bool[Tensor, "#sample query key"]) -> Assumption:
-    """No bias tells the keys of a row apart, except its own: the softmax of the biases alone is flat off the diagonal."""
+    """No bias tells the other keys of a row apart: the softmax of the biases alone is flat off the diagonal."""
     kept = (prior > 0) & off[:, None]
     high = torch.where(kept, prior, 0.0).amax(dim=-1)
     low = torch.where(kept, prior, torch.inf).amin(dim=-1)
@@ -65,8 +65,8 @@ def exchangeable(
     """Permutation test that the order of the tokens carries no information.
 
     Two statistics on random directions of the token space: the spread of the mean token over positions (positional
-    encodings, trends common to all samples), and the likeness of neighbours (autocorrelation). Each is compared with its
-    values under permutations of time within every sample, which is exact when the tokens are exchangeable.
+    encodings, trends common to all samples), and the likeness of neighbours (autocorrelation). Each is compared with
+    its values under permutations of time within every sample, which is exact when the tokens are exchangeable.
 
     Returns:
         The assumption; its number is the p-value (the smaller of the two, doubled), and it holds above 0.01.

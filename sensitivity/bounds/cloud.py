@@ -36,8 +36,8 @@ class BallConstants:
         spread: the scores of one row differ by at most :math:`2 R w` before any bias.
         radius: :math:`\rho = |M_h| R`, which the values cannot leave.
         query: bound of :math:`|\sum_h M_h \Sigma_h N_h|` for all covariances of tokens in the ball: the smaller of
-            :math:`R^2 \sum_h \kappa_h` and ``query_total``; the constant :math:`\kappa_h = \max_{|x|=1} |M_h x| |N_h^T x|` is
-            sharp for one head (two antipodal tokens attain it).
+            :math:`R^2 \sum_h \kappa_h` and ``query_total``; the constant :math:`\kappa_h = \max_{|x|=1} |M_h x| |N_h^T
+            x|` is sharp for one head (two antipodal tokens attain it).
         inner_radius: :math:`|W_V| R`.
         inner_query: as ``query``, for the stacked heads before the output weights.
     """

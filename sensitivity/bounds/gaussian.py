@@ -6,9 +6,9 @@ Tokens i.i.d. :math:`N(m, S)`. The softmax of row i tilts the Gaussian: under it
 .. math:: T^2 E|J_{ij}|_F^2 \to E_x \sum_{hg} e^{w_h^T S w_g} \left[ \langle M_h, M_g \rangle + 2 (M_h S w_g)^T M_g w_h
           + (tr(M_h S M_g^T) + (M_h S w_g)^T (M_g S w_h)) w_h^T w_g \right]
 
-with :math:`w_h = N_h x + n_h`. The exponent is quadratic in the Gaussian x, so the expectation is a Gaussian integral again. It
-is finite only while :math:`I - L^T (N_h^T S N_g + N_g^T S N_h) L` is positive definite (:math:`S = L L^T`): beyond that, rare
-rows with large score gradients dominate, and the root mean square decays more slowly than 1/T.
+with :math:`w_h = N_h x + n_h`. The exponent is quadratic in the Gaussian x, so the expectation is a Gaussian integral
+again. It is finite only while :math:`I - L^T (N_h^T S N_g + N_g^T S N_h) L` is positive definite (:math:`S = L L^T`):
+beyond that, rare rows with large score gradients dominate, and the root mean square decays more slowly than 1/T.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def validity(
 ) -> list[float]:
     r"""Estimated relative error of the asymptotic form at each length, from weighted query tokens.
 
-    A row whose scores have variance :math:`\tau^2` has the correction :math:`-2 e^{2 \tau^2} / T` in its second moment (its
-    largest weight leaves the mean field at :math:`\tau^2 = \frac12 \log T`, as in a random energy model). Rows count by
-    their share of the limit; the root mean square has half the error.
+    A row whose scores have variance :math:`\tau^2` has the correction :math:`-2 e^{2 \tau^2} / T` in its second moment
+    (its largest weight leaves the mean field at :math:`\tau^2 = \frac12 \log T`, as in a random energy model). Rows
+    count by their share of the limit; the root mean square has half the error.
     """
     gradient = layer.gradients(draws)
     variance = torch.einsum("nhd,de,nhe->nh", gradient, tokens.covariance, gradient)

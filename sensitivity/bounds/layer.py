@@ -20,7 +20,7 @@ class LayerConstants:
     Attributes:
         value_maps: :math:`M_h = W_O W_V`, ``(head, out, dim)``.
         inner_value_maps: :math:`W_V`, ``(head, value_width, dim)``.
-        score_maps: :math:`N_h = c W_K^T W_Q`, so that the gradient of the scores of row i is :math:`w_h(i) = N_h x_i + n_h`.
+        score_maps: :math:`N_h = c W_K^T W_Q`: the scores of row i have the gradient :math:`w_h(i) = N_h x_i + n_h`.
         score_offsets: :math:`n_h = c W_K^T b_Q`, ``(head, dim)``.
         key_maps: :math:`c W_K`, ``(head, width, dim)``.
         query_size: spectral norm of the :math:`W_Q` of all heads, stacked.
@@ -85,9 +85,10 @@ class LayerConstants:
         r"""An upper bound of :math:`N(\sum_h \beta_h M_h)` without a matrix per entry; exact for Frobenius norms.
 
         Spectral: with the heads in descending order of weight, :math:`\sum_h \beta_h M_h = \sum_k (\beta_{(k)} -
-        \beta_{(k+1)}) \sum_{h \le k} M_{(h)}`, so the norms of the :math:`2^H` subset sums are all that is needed. Heads too
-        many for that table: :math:`N^2 \le \sum_{hg} \beta_h \beta_g \min(|M_h M_g^T|, |M_h^T M_g|)` by whichever product
-        is smaller in total.
+        \beta_{(k+1)}) \sum_{h \le k} M_{(h)}`, so the norms of the :math:`2^H` subset sums are all that is needed.
+
+        Heads too many for that table: :math:`N^2 \le \sum_{hg} \beta_h \beta_g \min(|M_h M_g^T|, |M_h^T M_g|)` by the
+        smaller of the two products.
         """
         if not self.spectral:
             gram = torch.einsum("hod,god->hg", self.value_maps, self.value_maps)
@@ -122,7 +123,7 @@ def _subset_norms(maps: Float[Tensor, "head out dim"]) -> Tensor | None:
 
 
 def _ordered(weights: Tensor, subsets: Tensor) -> Tensor:
-    """The sum over nested subsets of :math:`(\\beta_{(k)} - \\beta_{(k+1)})` times the subset's norm."""
+    r"""The sum over nested subsets of :math:`(\beta_{(k)} - \beta_{(k+1)})` times the subset's norm."""
     ranked, order = weights.sort(dim=-1, descending=True)
     drops = ranked - torch.cat([ranked[..., 1:], torch.zeros_like(ranked[..., :1])], dim=-1)
     codes = torch.cumsum(1 << order, dim=-1)

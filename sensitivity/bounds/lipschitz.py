@@ -1,8 +1,9 @@
-r"""The local Lipschitz constant of a whole layer, :math:`|J|_2` over all tokens at once, and its :math:`\sqrt T` bound."""
+r"""The local Lipschitz constant of a layer, :math:`|J|_2` over all tokens at once, and its :math:`\sqrt T` bound."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,8 +19,8 @@ STEPS = 30
 def upper(constants: LayerConstants, ball: BallConstants, residual: bool, length: int) -> float:
     r""":math:`1 + \sum_h R^2 \kappa_h + \sqrt T \sum_h (|M_h| + w_h \rho_h)`.
 
-    The value and key paths of a head map :math:`(y_j)` to :math:`\sum_j a_{ij} (M y_j + (u_j - \bar u_i) w \cdot y_j)`, at most
-    :math:`(|M| + w \rho) (\sum_j a_{ij} |y_j|^2)^{1/2}`; summed over i, no column of the weights exceeds T.
+    The value and key paths of a head map :math:`(y_j)` to :math:`\sum_j a_{ij} (M y_j + (u_j - \bar u_i) w \cdot y_j)`,
+    at most :math:`(|M| + w \rho) (\sum_j a_{ij} |y_j|^2)^{1/2}`; summed over i, no column of the weights exceeds T.
     """
     paths = constants.operator_sizes + ball.gradient * ball.radius
     return float(residual) + float(ball.query) + math.sqrt(length) * float(paths.sum())
@@ -42,11 +43,11 @@ def measured(
     vector = torch.randn(tokens.shape, generator=generator, dtype=tokens.dtype).to(tokens.device) * mask
     size = tokens.new_zeros(tokens.shape[0])
     with torch.enable_grad():
-        _, pullback = torch.func.vjp(layer, tokens)
+        pullback: Callable[[Tensor], tuple[Tensor, ...]] = torch.func.vjp(layer, tokens)[1]
         for _ in range(steps):
             length = torch.linalg.vector_norm(vector, dim=(1, 2), keepdim=True)
             vector = vector / torch.where(length > 0, length, 1.0)
-            _, image = torch.func.jvp(layer, (tokens,), (vector,))
+            image: Tensor = torch.func.jvp(layer, (tokens,), (vector,))[1]
             size = torch.linalg.vector_norm(image, dim=(1, 2)).detach()
             vector = pullback(image)[0].detach() * mask
     return size

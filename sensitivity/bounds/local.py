@@ -1,13 +1,14 @@
 r"""The local bound: no assumption at all, several heads at once.
 
-Row i of a layer sends every perturbation of a key through the same few score gradients :math:`w_h(i)`. With :math:`Q` an
-orthonormal basis of their span (at most one direction per head) and :math:`z_h = Q^T w_h`,
+Row i of a layer sends every perturbation of a key through the same few score gradients :math:`w_h(i)`. With :math:`Q`
+an orthonormal basis of their span (at most one direction per head) and :math:`z_h = Q^T w_h`,
 
 .. math:: J_{ij} = B (I - QQ^T) + G Q^T, \quad B = \sum_h \beta_h M_h, \quad
           G = \sum_h \beta_h M_h Q + r_h z_h^T, \quad N(J_{ij})^2 \le N(B)^2 + N(G)^2,
 
-where :math:`\beta_h = m_{ij} a_{ij}` and :math:`r_h = W_O (m_{ij} a_{ij} v_j - a_{ij} o_i)`. The two parts act on orthogonal
-inputs, which is what the plain triangle inequality gives away. :math:`G` has as many columns as there are heads.
+where :math:`\beta_h = m_{ij} a_{ij}` and :math:`r_h = W_O (m_{ij} a_{ij} v_j - a_{ij} o_i)`. The two parts act on
+orthogonal inputs, which is what the plain triangle inequality gives away. :math:`G` has as many columns as there are
+heads.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def _pythagoras(
 def top_eigenvalue(gram: Float[Tensor, "*axes p p"], doublings: int = 5) -> Float[Tensor, "*axes"]:
     r"""An upper bound of the largest eigenvalue of positive semi-definite matrices: :math:`(\mathrm{tr}\, K^m)^{1/m}`.
 
-    With :math:`m = 2^{doublings}` it is at most :math:`p^{1/m}` too large (7 % for p = 8), and costs a few small products.
+    With :math:`m = 2^{doublings}` it is at most :math:`p^{1/m}` too large (7 % for p = 8), and costs a few small
+    products.
     """
     size = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
     if gram.shape[-1] == 1:

@@ -1,13 +1,14 @@
 r"""The law of one head at any length, exact given the query token: one-dimensional integrals in place of the softmax.
 
-Given :math:`x_i`, the scores :math:`z_l` of the n other tokens are i.i.d. :math:`N(0, \tau^2)` (up to a shift of the row), and
-:math:`1 / Z^k = \frac{1}{\Gamma(k)} \int_0^\infty t^{k-1} e^{-tZ} dt` makes moments of the weights products of
+Given :math:`x_i`, the scores :math:`z_l` of the n other tokens are i.i.d. :math:`N(0, \tau^2)` (up to a shift of the
+row), and :math:`1 / Z^k = \frac{1}{\Gamma(k)} \int_0^\infty t^{k-1} e^{-tZ} dt` makes moments of the weights products
+of
 
 .. math:: \phi_{k,p}(t) = E[z^p (t e^z)^k \exp(-t e^z)] .
 
-Both integrals are trapezoidal sums, in :math:`\log t` and in the score: the integrands are analytic in a strip around the real
-axis and fall off at both ends, where that rule converges exponentially. The parts of tokens that are orthogonal to the score
-gradient are independent of all weights, so they enter by their covariance alone.
+Both integrals are trapezoidal sums, in :math:`\log t` and in the score: the integrands are analytic in a strip around
+the real axis and fall off at both ends, where that rule converges exponentially. The parts of tokens that are
+orthogonal to the score gradient are independent of all weights, so they enter by their covariance alone.
 """
 
 from __future__ import annotations

@@ -41,16 +41,17 @@ def law(
 ) -> Law:
     """Predicts the sensitivity of a layer on exchangeable tokens at every length, without a Jacobian.
 
-    One head on Gaussian tokens is integrated exactly given the query token; several heads average over sampled scores with
-    everything else in expectation; a pool of real tokens is resampled into rows. In each case the curve at T needs nothing
-    measured at T.
+    One head on Gaussian tokens is integrated exactly given the query token; several heads average over sampled scores
+    with everything else in expectation; a pool of real tokens is resampled into rows. In each case the curve at T needs
+    nothing measured at T.
 
     Args:
         attention: the layer; causal and diagonal masks and penalties are taken into account.
         lengths: the values of T.
         mean: mean of the Gaussian tokens; zero by default.
         covariance: their covariance; the identity by default.
-        tokens: a pool of real tokens instead, ``(token, dim)``, or ``(sample, time, dim)`` with each sample a pool of its own.
+        tokens: a pool of real tokens instead, ``(token, dim)``, or ``(sample, time, dim)`` with each sample a pool of
+            its own.
         finite: the law at each T; otherwise the limit of large T.
         draws: query tokens per length; by default as many as a second or two allow.
         seed: seed of the draws.

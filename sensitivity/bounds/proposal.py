@@ -1,8 +1,9 @@
 r"""Where query tokens are drawn from: a mixture that also visits the rare tokens with large score gradients.
 
-The second moment of a weight grows like :math:`e^{w^T S w}`, so a few query tokens carry much of it. Besides the tokens' own
-Gaussian, the mixture holds one Gaussian per head, widened along the directions that lengthen this head's score gradients.
-Weights are density ratios against the whole mixture, which no draw can exceed the number of components.
+The second moment of a weight grows like :math:`e^{w^T S w}`, so a few query tokens carry much of it. Besides the
+tokens' own Gaussian, the mixture holds one Gaussian per head, widened along the directions that lengthen this head's
+score gradients. Weights are density ratios against the whole mixture, which no draw can exceed the number of
+components.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Proposal:
         )
 
     def draw(self, count: int, seed: int) -> tuple[Float[Tensor, "draw dim"], Float[Tensor, " draw"]]:
-        """About ``count`` query tokens, at least one per component (the first share is the plain Gaussian), and weights."""
+        """About ``count`` query tokens, at least one per component (the plain Gaussian's come first), and weights."""
         components, dim = self.roots.shape[:2]
         each = max(1, count // components)
         normal = _normal(each * components, dim, seed).to(self.roots).unflatten(0, (components, each))

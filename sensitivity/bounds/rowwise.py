@@ -1,13 +1,13 @@
-r"""Bounds that know a row's own query, but not its attention weights: ``expected`` and ``diagonal``, and their ball forms.
+r"""Bounds that know a row's query, but not its attention weights: ``expected``, ``diagonal``, and their ball forms.
 
-Within one row the weights of a head sum to one, and the weighted spread of the values is at most their radius around any
-centre. By the concavity of the square root, with :math:`\hat w = w / |w|` and one head,
+Within one row the weights of a head sum to one, and the weighted spread of the values is at most their radius around
+any centre. By the concavity of the square root, with :math:`\hat w = w / |w|` and one head,
 
 .. math:: \sum_j N(J_{ij}) \le \sum_j a_{ij} \sqrt{N(M)^2 + |M \hat w + |w| (u_j - \bar u)|^2}
           \le \sqrt{N(M)^2 + |M \hat w|^2 + |w|^2 \rho^2} .
 
-The cross term has gone because :math:`\sum_j a_{ij} (u_j - \bar u) = 0`. Heads add by the triangle inequality, which is sharp
-here: heads that attend to disjoint keys attain it.
+The cross term has gone because :math:`\sum_j a_{ij} (u_j - \bar u) = 0`. Heads add by the triangle inequality, which is
+sharp here: heads that attend to disjoint keys attain it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def one_block(
     gradient: Float[Tensor, "#*axes head"],
     radius: Float[Tensor, "#*axes head"],
 ) -> Float[Tensor, "*axes"]:
-    r"""Bound of the value and key paths of one block from its weight, :math:`a \le weight`, :math:`a (1 - a) \le product`.
+    r"""Bound of the value and key paths of one block, for :math:`a \le weight` and :math:`a (1 - a) \le product`.
 
     ``v_j - vbar_i = (1 - a_ij) (v_j - the mean of the others)``, which is at most :math:`(1 - a) 2 \rho` long.
     """
@@ -64,7 +64,8 @@ def largest_weights(
 ) -> tuple[Float[Tensor, "*axes head"], Float[Tensor, "*axes head"]]:
     r"""Largest possible :math:`a_{ij}` and :math:`a_{ij} (1 - a_{ij})` when the scores differ by at most ``spread``.
 
-    ``prior`` is the softmax of the biases alone (1/T without any); then :math:`a \le \pi / (\pi + e^{-spread} (1 - \pi))`.
+    ``prior`` is the softmax of the biases alone (1/T without any); then :math:`a \le \pi / (\pi + e^{-spread} (1 -
+    \pi))`.
     """
     weight = prior / (prior + torch.exp(-spread) * (1 - prior))
     weight = torch.where(prior > 0, weight, 0.0)
@@ -88,9 +89,9 @@ def diagonal_lower(
 ) -> Float[Tensor, "*axes"]:
     r"""Lower bound of a diagonal block with the residual: zero where it says nothing.
 
-    All paths but the residual end in the output weights, :math:`J_{ii} = I + W_O Y` with :math:`|Y| \le C`. Along the left
-    singular vectors :math:`y_k` of :math:`W_O`, :math:`|y_k^T J_{ii}| \ge 1 - \sigma_k C`: the weakest output direction keeps
-    the residual.
+    All paths but the residual end in the output weights, :math:`J_{ii} = I + W_O Y` with :math:`|Y| \le C`. Along the
+    left singular vectors :math:`y_k` of :math:`W_O`, :math:`|y_k^T J_{ii}| \ge 1 - \sigma_k C`: the weakest output
+    direction keeps the residual.
     """
     inner = torch.linalg.matrix_norm(constants.inner_value_maps, ord=2)
     per_head = weight * inner + weight * (1 - weight) * 2 * inner_radius * gradient

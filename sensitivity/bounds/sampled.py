@@ -2,8 +2,9 @@ r"""The law of several heads at any length: sampled scores, everything else in e
 
 Given :math:`x_i`, a token enters the weights only through its H scores :math:`z_l = (w_h \cdot x_l)_h`. Write
 :math:`x_l = m + \Gamma (z_l - E z) + e_l` with :math:`e_l` independent of the scores, covariance
-:math:`S' = S - \Gamma C \Gamma^T`. Scores are drawn from their joint Gaussian, T - 1 numbers per head; the D-dimensional rest is
-averaged exactly. No token is drawn and no block is formed; the error is that of the sampling, and is reported.
+:math:`S' = S - \Gamma C \Gamma^T`. Scores are drawn from their joint Gaussian, T - 1 numbers per head; the
+D-dimensional rest is averaged exactly. No token is drawn and no block is formed; the error is that of the sampling, and
+is reported.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sensitivity.bounds.layer import LayerConstants
 
 @dataclass(frozen=True)
 class Queries:
-    r"""Some query tokens, one entry per draw; ``part`` runs over the H scores and, last, the token's own rest :math:`e_i`.
+    r"""Some query tokens, one entry per draw; ``part`` runs over the H scores and, last, the token's own rest.
 
     Attributes:
         gradient: :math:`w_h`.

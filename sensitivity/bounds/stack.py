@@ -18,8 +18,8 @@ from sensitivity.jacobian.norms import Norm, block_norms
 def compare(layers: Sequence[SoftmaxAttention], tokens: Float[Tensor, "sample time dim"], norm: Norm) -> Comparison:
     r""":math:`N(J^{(L \dots 1)}_{ij}) \le (N^{(L)} \cdots N^{(1)})_{ij}`: a sum over all paths through the layers.
 
-    Frobenius norms are submultiplicative too; all factors but the first may be spectral, which is sharper. Blocks of the
-    end-to-end Jacobian are formed, so this is for sequences of moderate length.
+    Frobenius norms are submultiplicative too; all factors but the first may be spectral, which is sharper. Blocks of
+    the end-to-end Jacobian are formed, so this is for sequences of moderate length.
     """
     first: Norm = "spectral" if norm == "spectral" else "frobenius"
     state, end_to_end, product = tokens.double(), None, None
@@ -30,7 +30,8 @@ def compare(layers: Sequence[SoftmaxAttention], tokens: Float[Tensor, "sample ti
         norms = norm_maps(layer, state, norm=first if product is None else "spectral").total.nan_to_num()
         product = norms if product is None else norms @ product
         state = layer(state)
-    assert end_to_end is not None and product is not None
+    assert end_to_end is not None
+    assert product is not None
     measured = block_norms(end_to_end, first)
     compared = (product > 0) & torch.isfinite(measured)
     for layer in layers:

@@ -48,9 +48,11 @@ class BoundCheck:
         applies: whether it says anything about this layer; if not, ``reason`` tells why and nothing is counted.
         violations: entries with measured > bound (1 + tolerance), or below a lower bound.
         blocks: blocks of the Jacobian that the comparison covers.
-        tightness: median of measured / bound (bound / measured for a lower bound): 1 is perfect, NaN if nothing compared.
+        tightness: median of measured / bound (bound / measured for a lower bound): 1 is perfect, NaN if nothing
+            compared.
         quantiles: quantiles of the same ratio by level; the last one is the closest call.
-        where: ``(sample, query, key)`` of the first violation; None for an index that a mean or a whole map has not got.
+        where: ``(sample, query, key)`` of the first violation; None for an index that a mean or a whole map has not
+            got.
         assumptions: by text, each with its number; true where it holds.
         bound: mean of the bound over the entries compared.
         measured: mean of what was measured there.
