@@ -96,7 +96,9 @@ def test_formulas_are_well_formed():
 
 
 def test_lines_are_short_enough_to_read():
-    for formula in _formulas(PAGE):
+    derivations, _, bounds = PAGE.partition("## Bounds")
+    assert bounds
+    for formula in _formulas(derivations):
         for line in formula.split("\\\\\n"):
             text = re.sub(r"\\text\{.*\}|&|\\quad|\\begin\{aligned\}|\\end\{aligned\}", "", line)
             assert visible(text) < 90, line
@@ -123,6 +125,15 @@ def test_bounds_are_on_the_page():
     for bound in render.bounds():
         assert bound.latex() in PAGE
         assert bound.latex() in DOCUMENT
+        assert bound.proof in PAGE
+        assert all(assumption in PAGE for assumption in bound.assumptions)
+
+
+def test_symbols_of_bounds_are_explained():
+    from theory.bounds import MEANING
+
+    assert r"- $\sigma_{\min}$: " in PAGE
+    assert all(meaning in PAGE for meaning in MEANING.values())
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ def covariance() -> Derivation:
     return build.done(
         "covariance",
         "Mean and covariance in a ball",
-        "Weighted means of tokens stay in the ball, and the weighted covariance is at most $R^2$ in spectral norm. Step 9 "
-        "shows what is lost: $R^2-\\lVert\\bar x_i\\rVert^2$ holds as well.",
+        "Weighted means of tokens stay in the ball, and the weighted covariance is at most $R^2$ in spectral "
+        "norm. Step 9 shows what is lost: $R^2-\\lVert\\bar x_i\\rVert^2$ holds as well.",
         assumptions=(BALL,),
         results=("mean", "covariance"),
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 from collections.abc import Iterable
 from typing import Any
+
+from sympy import Symbol
 
 from theory.derivation import Derivation, Step
 from theory.printer import broken, visible
@@ -31,8 +32,8 @@ without a head index is about one head. The subject is the block Jacobian $J_{ij
 matrix. Bars are means under the weights of row i, $\bar v_i=\sum_l a_{il}v_l$;
 $\mathrm{Cov}_i=\sum_l a_{il}(v_l-\bar v_i)(k_l-\bar k_i)^\top$ is the covariance of values and keys under them;
 $X_i=\sum_l a_{il}(x_l-\bar x_i)(x_l-\bar x_i)^\top$ is that of the tokens. Derivatives have one row per output, so
-that the derivative of a number is a row. A sum without limits runs over all times, or all heads. $\lVert\cdot\rVert$ is the
-spectral norm, and the Euclidean norm of a vector.
+that the derivative of a number is a row. A sum without limits runs over all times, or all heads.
+$\lVert\cdot\rVert$ is the spectral norm, and the Euclidean norm of a vector.
 
 **Every step below was checked by machine.** Equalities hold exactly, in rational arithmetic without rounding, on small
 layers whose exponentials are free unknowns, and against SymPy's own differentiation of the layer's forward map.
@@ -166,18 +167,31 @@ def bounds(names: Iterable[str] | None = None) -> list[Any]:
     """The bounds, all or those asked for."""
     import theory
 
-    if importlib.util.find_spec("theory.bounds") is None:
-        return []
-    found = theory.BOUNDS
-    known = list(found.values()) if isinstance(found, dict) else list(found)
+    known = list(theory.BOUNDS.values())
     return known if names is None else [bound for bound in known if bound.name in list(names)]
 
 
 def _bound_lines(bound: Any, emphasis: str) -> list[str]:
-    assumed = bound.assumptions
-    assumptions = assumed if isinstance(assumed, str) else "; ".join(map(str, assumed))
-    lines = [emphasis % "Assumes:" + f" {assumptions or 'nothing'}.", ""]
-    return lines + ([emphasis % "Reference:" + f" {bound.reference}", ""] if bound.reference else [])
+    """What stands below a bound's formula: assumptions, proof, reference."""
+    lines = [f"{emphasis % 'Assumes:'} {'; '.join(bound.assumptions) or 'nothing'}.", ""]
+    if bound.proof:
+        lines += [f"{emphasis % 'Why:'} {bound.proof}", ""]
+    if bound.reference:
+        lines += [f"{emphasis % 'Reference:'} {bound.reference}.", ""]
+    return lines
+
+
+def _meanings() -> list[tuple[str, str]]:
+    """The symbols of the bounds as formulas, and what they mean."""
+    from theory.bounds import MEANING
+
+    found = []
+    for name, meaning in MEANING.items():
+        base, _, index = name.partition("_")
+        letter = expression_latex(Symbol(base))
+        index = rf"\{index}" if index == "min" else index
+        found.append((f"{letter}_{{{index}}}" if index else letter, meaning))
+    return found
 
 
 def markdown(names: Iterable[str] | None = None) -> str:
@@ -188,7 +202,9 @@ def markdown(names: Iterable[str] | None = None) -> str:
         lines += [f"## {title}", ""] if names is None else []
         lines += [derivation.markdown() for derivation in found]
     if limits:
-        lines += ["## Bounds", ""] if names is None else []
+        if names is None:
+            lines += ["## Bounds", ""]
+            lines += [*(f"- ${symbol}$: {meaning}" for symbol, meaning in _meanings()), ""]
         for bound in limits:
             lines += [f"### Bound `{bound.name}`", "", "$$", bound.latex(), "$$", "", *_bound_lines(bound, "*%s*")]
     return "\n".join(lines).rstrip() + "\n"
@@ -204,7 +220,9 @@ def latex(names: Iterable[str] | None = None) -> str:
         lines += [derivation.latex() for derivation in found]
     limits = bounds(names)
     if limits:
-        lines += [r"\section{Bounds}"] if names is None else []
+        if names is None:
+            items = (rf"\item[${symbol}$] {_tex(meaning)}" for symbol, meaning in _meanings())
+            lines += [r"\section{Bounds}", r"\begin{description}", *items, r"\end{description}"]
         for bound in limits:
             heading = rf"\subsection{{{_tex(bound.name)}}}"
             lines += [heading, rf"\[ {bound.latex()} \]", *map(_tex, _bound_lines(bound, "%s"))]
