@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,28 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from sensitivity import checks
+from sensitivity.describers import describer, known_kinds
 from sensitivity.errors import InputError
-
-Describe = Callable[..., "SoftmaxAttention"]
-_DESCRIBERS: dict[type[nn.Module], Describe] = {}
-
-
-def register(kind: type[nn.Module]) -> Callable[[Describe], Describe]:
-    """Registers how modules of class ``kind`` are described; used by ``sensitivity.adapters``, one call per class."""
-
-    def add(describe: Describe) -> Describe:
-        _DESCRIBERS[kind] = describe
-        return describe
-
-    return add
-
-
-def describer(module: nn.Module) -> Describe | None:
-    """How ``module`` is described: its own ``softmax_attention`` method, or a registered adapter; None if unknown."""
-    own = getattr(module, "softmax_attention", None)
-    if callable(own):
-        return lambda _, **options: own(**options)
-    return next((_DESCRIBERS[kind] for kind in type(module).__mro__ if kind in _DESCRIBERS), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +142,7 @@ class SoftmaxAttention:
         """
         describe = describer(module)
         if describe is None:
-            known = ", ".join(sorted(kind.__name__ for kind in _DESCRIBERS))
+            known = ", ".join(known_kinds())
             raise InputError(
                 f"{type(module).__name__} is not an attention layer that can be described; known: {known}, and any "
                 "module with a softmax_attention() method. Measure it with backend='autodiff' instead."
@@ -207,7 +186,7 @@ class SoftmaxAttention:
         def draw(*shape: int, factor: float = 1.0) -> Tensor:
             return (factor / math.sqrt(dim) * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(dtype)
 
-        weights = {
+        weights: dict[str, Any] = {
             "query_weight": draw(heads, width, dim, factor=gain),
             "key_weight": draw(heads, width, dim, factor=gain),
             "value_weight": draw(heads, width, dim),
@@ -224,7 +203,21 @@ class SoftmaxAttention:
         def move(value: Tensor) -> Tensor:
             return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
 
-        return dataclasses.replace(self, **{name: move(value) for name, value in self._tensors().items()})
+        moved: dict[str, Any] = {name: move(value) for name, value in self._tensors().items()}
+        return dataclasses.replace(self, **moved)
+
+    def __repr__(self) -> str:
+        marks = {
+            "biases": any(getattr(self, name) is not None for name in ("query_bias", "key_bias", "value_bias")),
+            "bias": self.bias is not None,
+            "causal": self.causal,
+            f"diagonal_bias={self.diagonal_bias:g}": self.diagonal_bias != 0,
+            "padding": self.padding is not None,
+            "residual": self.residual,
+            "multiplier": self.multiplier is not None,
+        }
+        parts = [f"dim={self.dim}", f"heads={self.heads}", *(name for name, there in marks.items() if there)]
+        return f"SoftmaxAttention({', '.join(parts)}, {str(self.dtype).removeprefix('torch.')})"
 
     # -- the layer itself ----------------------------------------------------------------------------------------
 

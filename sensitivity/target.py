@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from sensitivity import adapters, checks
-from sensitivity.attention import SoftmaxAttention, describer
+from sensitivity.attention import SoftmaxAttention
+from sensitivity.describers import describer
 from sensitivity.errors import InputError
 from sensitivity.jacobian.guard import upcast
 from sensitivity.modules import unwrap

@@ -103,9 +103,9 @@ def test_unfit_weights_are_refused():
         dataclasses.replace(good, output_weight=good.output_weight[..., :2])
     with pytest.raises(InputError, match="a residual needs equal widths in and out, not 8 and 3"):
         dataclasses.replace(good, output_weight=good.output_weight[:, :3])
+    bad = good.value_weight.clone()
+    bad[0, 1, 2] = math.nan
     with pytest.raises(InputError, match="layer's value_weight must be finite, but 1 of 64 entries are not"):
-        bad = good.value_weight.clone()
-        bad[0, 1, 2] = math.nan
         dataclasses.replace(good, value_weight=bad)
     with pytest.raises(InputError, match=r"bias holds NaN or \+inf"):
         dataclasses.replace(good, bias=torch.full((3, 3), math.inf))
@@ -123,3 +123,8 @@ def test_masks_of_another_length_are_refused():
 def test_unknown_modules_are_refused_with_the_known_ones():
     with pytest.raises(InputError, match="Linear is not an attention layer that can be described; known: "):
         SoftmaxAttention.from_module(torch.nn.Linear(2, 2))
+
+
+def test_repr_says_what_matters():
+    shown = repr(layer(causal=True, diagonal_bias=-0.5))
+    assert shown == "SoftmaxAttention(dim=8, heads=2, causal, diagonal_bias=-0.5, residual, float64)"

@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sensitivity import checks
-from sensitivity.attention import SoftmaxAttention, describer
+from sensitivity.attention import SoftmaxAttention
+from sensitivity.describers import describer
 from sensitivity.errors import InputError, SensitivityWarning
 from sensitivity.modules import unwrap
 

@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from sensitivity import checks
-from sensitivity.attention import SoftmaxAttention, register
+from sensitivity.attention import SoftmaxAttention
+from sensitivity.describers import register
 from sensitivity.errors import InputError
 
 
