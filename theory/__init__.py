@@ -24,6 +24,7 @@ SECTIONS = {
     "Regularised diagonals": "theory.regularised",
     "Other variants": "theory.variants",
     "Inequalities": "theory.inequalities",
+    "The law of large T": "theory.meanfield",
 }
 
 __all__ = ["BOUNDS", "SECTIONS", "derivations", "find"]
