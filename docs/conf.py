@@ -42,7 +42,7 @@ nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
 
-autodoc_default_options = {"members": True, "show-inheritance": False, "exclude-members": "config"}
+autodoc_default_options = {"members": True, "exclude-members": "config"}
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -53,3 +53,12 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_attr_annotations = False  # shapes such as "*batch time" are no markup
 napoleon_use_rtype = False
+
+
+def shorter_signature(app, what, name, obj, options, signature, returns):
+    """Defaults that a dataclass makes anew are written as an ellipsis; Sphinx then can break the line."""
+    return None if signature is None else (signature.replace("<factory>", "..."), returns)
+
+
+def setup(app):
+    app.connect("autodoc-process-signature", shorter_signature)

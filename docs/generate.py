@@ -53,13 +53,17 @@ def api_pages() -> dict[str, str]:
 
 
 def api_page(name: str) -> str:
-    """The page of one module: its docstring and its public names, except those that have their home on another page."""
+    """The page of one module: its docstring and its public names."""
     module = importlib.import_module(name)
-    names = module.__all__ if name == "sensitivity" else ()
-    elsewhere = [item for item in names if home(getattr(module, item))]
-    options = ["   :members:"] + ["   :imported-members:"] * hasattr(module, "__path__")
-    options += [f"   :exclude-members: {', '.join(elsewhere)}"] * bool(elsewhere)
-    return "\n".join([f"# {name}", "", "```{eval-rst}", f".. automodule:: {name}", *options, "```", ""])
+    lines = [f".. automodule:: {name}"]
+    if name == "sensitivity":  # what it exports from documented modules stands on their pages
+        own = {item: getattr(module, item) for item in module.__all__ if not home(getattr(module, item))}
+        kinds = {item: "class" if isinstance(value, type) else "function" for item, value in own.items()}
+        lines += ["   :no-members:", ""]
+        lines += [f".. auto{kinds[item]}:: {item}" for item in sorted(own, key=lambda item: kinds[item] == "class")]
+    else:
+        lines += ["   :members:"] + ["   :imported-members:"] * hasattr(module, "__path__")
+    return "\n".join([f"# {name}", "", "```{eval-rst}", *lines, "```", ""])
 
 
 def home(value: object) -> str:
