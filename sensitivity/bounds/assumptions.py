@@ -19,11 +19,19 @@ NORMALISED = 0.02
 
 @dataclass(frozen=True)
 class Assumption:
-    """One assumption: whether it holds here, and the number that says so; true where it holds."""
+    """One assumption: whether it holds here, and the number that says so; true where it holds.
+
+    Attributes:
+        text: what is assumed, and what the number is.
+        held: whether it holds.
+        value: the number.
+        required: whether the bound's reading rests on it; else it is worth knowing, no more.
+    """
 
     text: str
     held: bool
     value: float
+    required: bool = True
 
     def __bool__(self) -> bool:
         return self.held
@@ -52,11 +60,11 @@ def same_bias(prior: Float[Tensor, "#sample #head query key"], off: Bool[Tensor,
 
 
 def normalised(tokens: Float[Tensor, "token dim"]) -> Assumption:
-    """Tokens as a LayerNorm without gain leaves them: mean square 1 and mean 0 over the features."""
+    """Tokens as a LayerNorm without gain leaves them, mean square 1 and mean 0: their ball is known beforehand."""
     off = (tokens.square().mean(dim=-1) - 1).abs().max()
     value = float(torch.maximum(off, tokens.mean(dim=-1).abs().max()))
     text = "tokens are layer-normalised (largest deviation of mean square from 1 or mean from 0)"
-    return Assumption(text, value < NORMALISED, value)
+    return Assumption(text, value < NORMALISED, value, required=False)
 
 
 def exchangeable(

@@ -1,0 +1,1 @@
+"""What ``sensitivity verify`` compares, and how it says what it found."""
