@@ -81,9 +81,16 @@ def parse_assignments(text: str, known: dict[str, Any], what: str) -> dict[str, 
         try:
             values[name] = known[name](value)
         except ValueError:
-            kind = {int: "an integer", float: "a number"}.get(known[name], "another value")
+            kind = {int: "an integer", float: "a number", flag: "true or false"}.get(known[name], "another value")
             raise InputError(f"{what}: {name} must be {kind}, not {value!r}.") from None
     return values
+
+
+def flag(text: str) -> bool:
+    """``true`` or ``false``, for :func:`parse_assignments`."""
+    if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
+        raise ValueError(text)
+    return text.lower() in ("true", "1", "yes")
 
 
 class Lengths(click.ParamType):

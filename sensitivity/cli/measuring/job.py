@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sensitivity import checkpoint
 from sensitivity.attention import SoftmaxAttention
 from sensitivity.checkpoint import Checkpoint
-from sensitivity.cli.options import parse_assignments
+from sensitivity.cli.options import flag, parse_assignments
 from sensitivity.errors import InputError, SensitivityWarning
 from sensitivity.sweep import BOUNDS, ModelLayers, RandomTokens
 from sensitivity.sweep.source import Source, check_layers
@@ -252,13 +252,7 @@ def _layer_seed(seed: int, index: int) -> int:
     return seed if index == 0 else int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
-        raise ValueError(text)
-    return text.lower() in ("true", "1", "yes")
-
-
 _RANDOM: dict[str, Any] = {
-    "dim": int, "heads": int, "gain": float, "causal": _flag, "residual": _flag, "biases": _flag, "mask": _flag,
+    "dim": int, "heads": int, "gain": float, "causal": flag, "residual": flag, "biases": flag, "mask": flag,
     "layers": int,
 }  # fmt: skip
