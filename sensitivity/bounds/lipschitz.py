@@ -3,7 +3,6 @@ r"""The local Lipschitz constant of a layer, :math:`|J|_2` over all tokens at on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Float
@@ -36,18 +35,20 @@ def measured(
     """Largest singular value of each sample's whole Jacobian by power iteration (from below), padding left out."""
     mask = seen[..., None].to(tokens.dtype)
 
-    def layer(value: Tensor) -> Tensor:
-        return attention(value) * mask
-
     generator = torch.Generator().manual_seed(seed)
     vector = torch.randn(tokens.shape, generator=generator, dtype=tokens.dtype).to(tokens.device) * mask
     size = tokens.new_zeros(tokens.shape[0])
     with torch.enable_grad():
-        pullback: Callable[[Tensor], tuple[Tensor, ...]] = torch.func.vjp(layer, tokens)[1]
+        inputs = tokens.detach().requires_grad_(True)
+        output = attention(inputs) * mask
+        cotangent = torch.zeros_like(output, requires_grad=True)
+        # the pullback is linear in its cotangent, so its own derivative is the Jacobian itself
+        (pullback,) = torch.autograd.grad(output, inputs, cotangent, create_graph=True)
         for _ in range(steps):
             length = torch.linalg.vector_norm(vector, dim=(1, 2), keepdim=True)
             vector = vector / torch.where(length > 0, length, 1.0)
-            image: Tensor = torch.func.jvp(layer, (tokens,), (vector,))[1]
-            size = torch.linalg.vector_norm(image, dim=(1, 2)).detach()
-            vector = pullback(image)[0].detach() * mask
+            (image,) = torch.autograd.grad(pullback, cotangent, vector, retain_graph=True)
+            size = torch.linalg.vector_norm(image, dim=(1, 2))
+            (vector,) = torch.autograd.grad(output, inputs, image, retain_graph=True)
+            vector = vector * mask
     return size

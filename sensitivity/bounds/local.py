@@ -28,47 +28,51 @@ TILE = 2**21  # numbers in one (row, key, out, head) tile
 
 def row_tiles(
     attention: SoftmaxAttention, tokens: Float[Tensor, "sample time dim"], rows: Int[Tensor, " row"]
-) -> Iterator[tuple[int, slice, Rows]]:
-    """The rows of one sample after the other, some at a time: (sample, place among ``rows``, the rows)."""
-    per_row = tokens.shape[1] * attention.out_dim * attention.heads
-    height = max(1, TILE // per_row)
-    for sample in range(tokens.shape[0]):
-        source = RowSource(attention, tokens, slice(sample, sample + 1))
+) -> Iterator[tuple[slice, slice, Rows]]:
+    """Rows of some samples at a time: (samples, places among ``rows``, the rows)."""
+    samples, length, _ = tokens.shape
+    per_row = length * attention.out_dim * attention.heads
+    height = max(1, min(len(rows), TILE // per_row))
+    batch = max(1, min(samples, TILE // (per_row * height)))
+    for start in range(0, samples, batch):
+        here = slice(start, min(start + batch, samples))
+        source = RowSource(attention, tokens, here)
         for low in range(0, len(rows), height):
             place = slice(low, min(low + height, len(rows)))
-            yield sample, place, source.rows(rows[place])
+            yield here, place, source.rows(rows[place])
 
 
 def local(
     attention: SoftmaxAttention, constants: LayerConstants, rows: Rows, keep_triangle: bool = False
-) -> tuple[Float[Tensor, "row key"], Float[Tensor, "row key"] | None]:
+) -> tuple[Float[Tensor, "sample row key"], Float[Tensor, "sample row key"] | None]:
     """The bound of every block of some rows, and the plain triangle bound of the same blocks if it is wanted."""
     w_o = attention.output_weight
-    gradient = (attention.scale * rows.query @ attention.key_weight)[0].movedim(0, 1)
-    alpha, weights = rows.alpha[0].movedim(0, -1), rows.weights[0].movedim(0, -1)
+    gradient = (attention.scale * rows.query @ attention.key_weight).movedim(1, 2)
+    alpha, weights = rows.alpha.movedim(1, -1), rows.weights.movedim(1, -1)
     # blocks of vanishing weight are scaled to size one, or their squares would underflow
     unit = torch.maximum(alpha.abs(), weights).amax(dim=-1, keepdim=True)
     scale = torch.where(unit > torch.finfo(unit.dtype).tiny, 1 / unit, 0.0)
     alpha, weights = alpha * scale, weights * scale
-    deviation = alpha[..., None] * (rows.source.value[0] @ w_o.mT).movedim(0, 1)
-    deviation -= weights[..., None] * (rows.mean[0] @ w_o.mT).movedim(0, 1)[:, None]
+    deviation = alpha[..., None] * (rows.source.value @ w_o.mT).movedim(1, 2)[:, None]
+    deviation -= weights[..., None] * (rows.mean @ w_o.mT).movedim(1, 2)[:, :, None]
     off = unit[..., 0] * _pythagoras(constants, gradient, alpha, deviation)
     plain = None
     if keep_triangle:
-        lengths = torch.linalg.vector_norm(deviation, dim=-1) * torch.linalg.vector_norm(gradient, dim=-1)[:, None]
+        lengths = torch.linalg.vector_norm(deviation, dim=-1) * torch.linalg.vector_norm(gradient, dim=-1)[:, :, None]
         plain = unit[..., 0] * (alpha.abs() * constants.sizes + lengths).sum(dim=-1)
     return _with_diagonal(attention, constants, rows, off, plain)
 
 
 def _pythagoras(
     constants: LayerConstants,
-    gradient: Float[Tensor, "row head dim"],
-    alpha: Float[Tensor, "row key head"],
-    deviation: Float[Tensor, "row key head out"],
-) -> Float[Tensor, "row key"]:
+    gradient: Float[Tensor, "sample row head dim"],
+    alpha: Float[Tensor, "sample row key head"],
+    deviation: Float[Tensor, "sample row key head out"],
+) -> Float[Tensor, "sample row key"]:
     basis, coordinates = torch.linalg.qr(gradient.mT)
-    along = torch.einsum("hod,rdp->rhop", constants.value_maps, basis)
-    narrow = torch.einsum("rkh,rhop->rkop", alpha, along) + torch.einsum("rkho,rph->rkop", deviation, coordinates)
+    along = torch.einsum("hod,srdp->srhop", constants.value_maps, basis)
+    narrow = torch.einsum("srkh,srhop->srkop", alpha, along)
+    narrow = narrow + torch.einsum("srkho,srph->srkop", deviation, coordinates)
     square = top_eigenvalue(narrow.mT @ narrow) if constants.spectral else narrow.square().sum(dim=(-2, -1))
     return (constants.mixture(alpha).square() + square).sqrt()
 
@@ -98,14 +102,14 @@ def _with_diagonal(
 ) -> tuple[Tensor, Tensor | None]:
     """Adds the residual and query paths, which live on the diagonal alone."""
     inner = attention.scale * rows.covariance() @ attention.query_weight[:, None]
-    query = (attention.output_weight[:, None] @ inner)[0]
+    query = attention.output_weight[:, None] @ inner
     order = 2 if constants.spectral else "fro"
-    total = query.sum(dim=0)
+    total = query.sum(dim=1)
     if attention.residual:
         total = total + torch.eye(attention.dim, dtype=total.dtype, device=total.device)
     place = torch.arange(len(rows.index), device=rows.index.device)
-    off[place, rows.index] += torch.linalg.matrix_norm(total, ord=order)
+    off[:, place, rows.index] += torch.linalg.matrix_norm(total, ord=order)
     if plain is not None:
         residual = constants.identity if attention.residual else 0.0
-        plain[place, rows.index] += residual + torch.linalg.matrix_norm(query, ord=order).sum(dim=0)
+        plain[:, place, rows.index] += residual + torch.linalg.matrix_norm(query, ord=order).sum(dim=1)
     return off, plain

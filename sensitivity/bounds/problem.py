@@ -92,12 +92,13 @@ class Problem:
         """Local bound and triangle bound of every block, and each row's weight on itself per head."""
         sharp, plain = torch.zeros_like(self.measured), torch.zeros_like(self.measured)
         own = self.tokens.new_zeros(self.samples, len(self.rows), self.attention.heads)
-        for sample, place, rows in row_tiles(self.attention, self.tokens, self.rows):
-            off, triangle = local(self.attention.sample(slice(sample, sample + 1)), self.constants, rows, True)
-            sharp[sample, place] = off
+        for some, place, rows in row_tiles(self.attention, self.tokens, self.rows):
+            off, triangle = local(self.attention.sample(some), self.constants, rows, keep_triangle=True)
+            sharp[some, place] = off
             if triangle is not None:
-                plain[sample, place] = triangle
-            own[sample, place] = rows.weights[0][:, torch.arange(len(rows.index)), rows.index].mT
+                plain[some, place] = triangle
+            itself = rows.weights[:, :, torch.arange(len(rows.index), device=rows.index.device), rows.index]
+            own[some, place] = itself.movedim(1, -1)
         return sharp, plain, own
 
     @cached_property

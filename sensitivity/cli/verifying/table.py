@@ -71,7 +71,7 @@ def _row(tally: Tally) -> tuple[str, ...]:
 
 def _notes(found: Findings, console: Console) -> None:
     """Why bounds do not apply, and which assumptions do not hold."""
-    lines = [f"{tally.name}: {tally.reason}" for tally in found.bounds.values() if tally.reason]
+    lines = [f"{tally.name}: {tally.reason}" for tally in found.bounds.values() if tally.reason and not tally.blocks]
     broken: dict[str, list[str]] = {}
     for tally in found.bounds.values():
         for text, value in tally.broken.items():
