@@ -26,15 +26,20 @@ def blocks(page: Path) -> list[Block]:
     return [Block(m[1], m[2], text.count("\n", 0, m.start()) + 2) for m in _FENCE.finditer(text)]
 
 
+def words(shell: str) -> Iterator[list[str]]:
+    """The arguments of every ``sensitivity`` command in a piece of shell."""
+    for line in shell.replace("\\\n", " ").splitlines():
+        for part in line.removeprefix("$ ").split("&&"):
+            found = shlex.split(part, comments=True)
+            if found[:1] == ["sensitivity"]:
+                yield found[1:]
+
+
 def commands(page: Path) -> Iterator[list[str]]:
     """The arguments of every ``sensitivity`` command in a page's shell blocks."""
     for block in blocks(page):
         if block.language in ("sh", "bash", "shell", "console"):
-            for line in block.text.replace("\\\n", " ").splitlines():
-                for part in line.removeprefix("$ ").split("&&"):
-                    words = shlex.split(part, comments=True)
-                    if words[:1] == ["sensitivity"]:
-                        yield words[1:]
+            yield from words(block.text)
 
 
 def options(page: Path) -> set[str]:
