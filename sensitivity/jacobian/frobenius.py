@@ -61,16 +61,20 @@ class Brackets:
         own = (self.geometry.first == head) & (self.geometry.second == head)
         return Brackets(self.geometry.only(head), self.columns[:, own], self.rows.only(head))
 
-    def _cancelled(self, squares: Float[Tensor, "sample row key"]) -> Bool[Tensor, "sample row key"]:
+    def _cancelled(self, squares: Tensor) -> Bool[Tensor, "sample row key"]:
         """Which blocks are so small beside the terms of their brackets that rounding has eaten their digits."""
-        geometry, rows = self.geometry, self.rows
+        geometry, weights, mean = self.geometry, self.rows.weights, self.rows.mean
         own = geometry.first == geometry.second
-        mean = ((rows.mean @ geometry.outputs[own]) * rows.mean).sum(dim=-1)
+        mean_square = ((mean @ geometry.outputs[own]) * mean).sum(dim=-1)
         largest = self.columns[:, own, :, -1].amax(dim=-1, keepdim=True)
-        terms = (geometry.products(rows.query)[:, own, :, 0] * (mean + largest)).sum(dim=1)
+        sizes = (geometry.products(self.rows.query)[:, own, :, 0] * (mean_square + largest)).sqrt_()
+        scale = torch.zeros_like(squares)
+        for head in range(weights.shape[1]):
+            term = weights[:, head] * sizes[:, head, :, None]
+            scale.addcmul_(term, term)
         precision = torch.finfo(squares.dtype).eps
-        threshold = terms * max(precision**0.5, 1e5 * precision)
-        return squares < threshold[..., None] * rows.weights.amax(dim=1).square_()
+        lost = max(precision**0.5, 1e4 * precision)
+        return squares < scale.mul_(lost)
 
     def _put_explicit(self, squares: Tensor, where: Tensor, value_path: bool) -> None:
         """Computes the marked blocks from their deviations, some at a time."""
