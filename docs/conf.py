@@ -41,6 +41,7 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # formulas in Markdown that a cell displays
 
 autodoc_default_options = {"members": True, "exclude-members": "config"}
 autodoc_member_order = "bysource"
