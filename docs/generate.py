@@ -85,8 +85,8 @@ def theory_pages() -> dict[str, str]:
 
 BOUNDS = """A bound is a proved limit with stated assumptions. The formulas below are printed by `theory`;
 `sensitivity.bounds.check` evaluates them on a layer and its tokens, tests the assumptions there, and compares them with
-what is measured ([check them yourself](../verify.md)). Norms are spectral unless marked otherwise; names are those of the
-[notation](../notation.md) and the [derivation](derivation.md).
+what is measured ([check them yourself](../verify.md)). Norms are spectral unless marked otherwise; names are those of
+the [notation](../notation.md) and the [derivation](derivation.md).
 """
 
 
