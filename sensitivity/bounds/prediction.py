@@ -23,7 +23,7 @@ REPLICATES = 8
 SCORES = 2**21  # scores per head that one length may draw
 EXACT = 4096  # query tokens whose rows are integrated exactly
 ROWS = (1024, 8192)  # least and most query tokens per length
-DIAGONAL, DIAGONAL_WORK = (64, 512), 2e9  # query tokens whose diagonal block is averaged, and multiplications for them
+DIAGONAL, DIAGONAL_WORK = (64, 2048), 2e9  # query tokens whose diagonal block is averaged, and multiplications for them
 POOL = 4096  # tokens of a pool that its mean field looks at
 MAPS = 2**22  # numbers in one tile of per-draw matrices
 
