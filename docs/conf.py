@@ -43,7 +43,7 @@ nb_execution_show_tb = True
 nb_merge_streams = True
 nb_render_markdown_format = "myst"  # formulas in Markdown that a cell displays
 
-autodoc_default_options = {"members": True, "no-value": True, "exclude-members": "config"}
+autodoc_default_options = {"members": True, "no-value": True}
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
