@@ -451,7 +451,9 @@ def test_files_that_are_no_sweep(tmp_path: Path, found: Sweep) -> None:
         Sweep.load(tmp_path / "cut.nc")
 
 
-@pytest.mark.parametrize(("lengths", "text"), [([], "lengths are empty"), ([0, 4], "lengths must be at least 1, not 0")])
+@pytest.mark.parametrize(
+    ("lengths", "text"), [([], "lengths are empty"), ([0, 4], "lengths must be at least 1, not 0")]
+)
 def test_lengths_that_are_none(lengths: list[Any], text: str) -> None:
     with pytest.raises(InputError, match=text):
         sweep(RandomTokens(layer()), lengths)

@@ -21,6 +21,7 @@ from sensitivity.errors import InputError
               "[default: training length times 1, 2, 4, 8; --random: 8,...,256]")  # fmt: skip
 @click.option("--layers", metavar="NAMES", help="Attention layers, separated by commas. [default: all]")
 @click.option("--samples", type=int, help="Windows of data, or random sequences. [default: 16; --random: 8]")
+@click.option("--sensors", type=int, help="Sensors of each window that are measured. [default: 32, or all if fewer]")
 @click.option("--norm", type=click.Choice(["frobenius", "rms", "spectral"]), default="frobenius", show_default=True,
               help="Norm of the Jacobian blocks.")  # fmt: skip
 @seed_option()
@@ -53,11 +54,12 @@ def _job(options: dict[str, Any]) -> Any:
 
     if (options["model"] is None) == (options["random"] is None):
         raise InputError("say what to measure, either with --model FILE or with --random dim=72,heads=8.")
-    if options["samples"] is not None and options["samples"] < 1:
-        raise InputError(f"--samples must be at least 1, not {options['samples']}.")
+    for name in ("samples", "sensors"):
+        if options[name] is not None and options[name] < 1:
+            raise InputError(f"--{name} must be at least 1, not {options[name]}.")
     if options["random"] is None:
         return job.of_model(**{name: value for name, value in options.items() if name != "random"})
-    others = [name for name in ("data", "graph", "layers", "builder") if options[name] is not None]
+    others = [name for name in ("data", "graph", "layers", "sensors", "builder") if options[name] is not None]
     if others:
         raise InputError(f"--random draws its own layers and tokens, so --{others[0]} has no meaning; leave it out.")
     return job.of_random(**{name: options[name] for name in ("random", "lengths", "samples", "norm", "seed")})

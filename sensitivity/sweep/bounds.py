@@ -26,7 +26,7 @@ DEFAULT = (
     "diagonal_ball",
     "diagonal_lower",
 )
-"""Bounds of single blocks and rows. ``lipschitz``, of the whole Jacobian as one matrix, is checked where it is named."""
+"""Bounds of single blocks and rows; ``lipschitz``, of the whole Jacobian, is checked where it is named."""
 SEQUENCES, ROWS, OVERLAID = 16, 32, 4
 WHOLE_MAP = 128 * 72  # time x dim up to which the whole Jacobian of a sequence is taken as one matrix
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,6 +121,9 @@ class ModelLayers:
         draw: gives the model's inputs ``(window, ...)`` for a length; the windows are the independent units.
         layers: names of attention layers; all that run by default.
         forward: how the model is called, ``forward(model, inputs)``; ``model(inputs)`` unless given.
+        per_window: measure so many sequences of each window (sensors, where a model has a sequence for each), the same
+            at every length; all by default. The model runs on all of them.
+        seed: of the choice of those sequences.
 
     Raises:
         InputError: a layer that the model does not have; the message lists those that it has.
@@ -131,8 +135,12 @@ class ModelLayers:
         draw: Callable[[int], Tensor],
         layers: Sequence[str] | None = None,
         forward: Callable[[Any, Any], Any] | None = None,
+        *,
+        per_window: int | None = None,
+        seed: int = 0,
     ) -> None:
         self.model, self.draw, self.forward = model, draw, forward
+        self.per_window, self.seed = per_window, seed
         self.layers = check_layers(model, layers)
 
     def __call__(self, length: int) -> Iterator[Batch]:
@@ -143,7 +151,7 @@ class ModelLayers:
             stop = min(start + step, windows)
             found = self._capture(inputs[start:stop])
             held = sum(one.tokens.nbytes for one in found.values())
-            layers = {name: _windowed(one, start, stop - start) for name, one in found.items()}
+            layers = {name: self._windowed(one, start, stop - start) for name, one in found.items()}
             if stop - start == 1:
                 step = max(1, int(BATCH_BYTES // max(held, 1)))
                 if any(one.shape[0] != 1 for one in found.values()):
@@ -155,11 +163,23 @@ class ModelLayers:
         with measuring(self.model):
             return capture(self.model, inputs, list(self.layers), self.forward)
 
+    def _windowed(self, found: Captured, start: int, windows: int) -> Sequences:
+        """The captured tokens, each sample with the number of its window; of every window the chosen ones."""
+        each = len(found.tokens) // windows
+        groups = torch.arange(start, start + windows).repeat_interleave(each)
+        if self.per_window is None or self.per_window >= each:
+            return Sequences(found.attention, found.tokens, groups)
+        generator = torch.Generator().manual_seed(self.seed)
+        chosen = torch.randperm(each, generator=generator)[: self.per_window].sort().values
+        index = (torch.arange(windows)[:, None] * each + chosen).flatten()
+        return Sequences(_some(found.attention, index), found.tokens[index], groups[index])
 
-def _windowed(found: Captured, start: int, windows: int) -> Sequences:
-    """The captured tokens, each sample with the number of its window."""
-    groups = torch.arange(start, start + windows).repeat_interleave(len(found.tokens) // windows)
-    return Sequences(found.attention, found.tokens, groups)
+
+def _some(attention: SoftmaxAttention, index: Int[Tensor, " chosen"]) -> SoftmaxAttention:
+    """The layer with its per-sample tensors cut down to some samples."""
+    parts = {name: getattr(attention, name) for name in ("bias", "multiplier", "padding")}
+    cut = {name: part[index] for name, part in parts.items() if part is not None and part.shape[0] > 1}
+    return dataclasses.replace(attention, **cut) if cut else attention
 
 
 def check_layers(model: nn.Module, layers: Sequence[str] | None) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from sensitivity.sweep import BOUNDS, ModelLayers, RandomTokens
 from sensitivity.sweep.source import Source, check_layers
 from sensitivity.traffic import Scaler, Traffic, reopen, sequences, split, synthetic_city
 
-WINDOWS, SEQUENCES = 16, 8
+WINDOWS, SENSORS, SEQUENCES = 16, 32, 8
 STEPS = (1, 2, 4, 8)
 
 
@@ -99,6 +99,7 @@ def of_model(
     samples: int | None,
     norm: str,
     seed: int,
+    sensors: int | None = None,
     trust_pickle: bool = False,
     builder: str | None = None,
 ) -> Job:
@@ -113,7 +114,7 @@ def of_model(
     names = check_layers(loaded.model, _split(layers))
     trained = int(loaded.config.get("input_length") or (loaded.data or {}).get("input_length") or 12)
     lengths = lengths or [trained * step for step in STEPS]
-    samples = samples or WINDOWS
+    samples, sensors = samples or WINDOWS, sensors or SENSORS
     traffic, notes = open_data(loaded, data, graph)
     scaler, more = _scaler(loaded, traffic)
     draw = _windows(loaded, traffic, scaler, samples, seed, lengths[-1])
@@ -122,19 +123,20 @@ def of_model(
     named = {"sha256": loaded.sha256, "file": Path(model).name, "kind": type(loaded.model).__name__}
     described = _data(traffic)
     settings: dict[str, Any] = {"model": loaded.sha256, "builder": builder, "data": described, "layers": list(names)}
-    settings |= {"samples": samples, "seed": seed, "longest": lengths[-1]}
+    settings |= {"samples": samples, "sensors": sensors, "seed": seed, "longest": lengths[-1]}
     arguments = ["--model", Path(model).name, *([] if data is None else ["--data", Path(data).name])]
     arguments += [*([] if layers is None else ["--layers", layers]), "--samples", str(samples)]
+    arguments += ["--sensors", str(sensors)]
     dtype = str(parameter.dtype).removeprefix("torch.")
     return Job(
-        source=ModelLayers(loaded.model, draw, names, _forward(loaded.model)),
+        source=ModelLayers(loaded.model, draw, names, _forward(loaded.model), per_window=sensors, seed=seed),
         lengths=lengths,
         norm=norm,
         seed=seed,
         keep=(trained,),
         settings=settings,
         provenance=_provenance(arguments, lengths, norm, seed, samples, dtype) | {"model": named, "data": described},
-        headline=_headline(named, traffic, samples, len(names)),
+        headline=_headline(named, traffic, samples, sensors, len(names)),
         notes=[*loaded.notes, *notes, *more],
     )
 
@@ -214,12 +216,13 @@ def _forward(model: nn.Module) -> Callable[[Any, Any], Any] | None:
     return (lambda module, inputs: module.encode(inputs)) if hasattr(model, "encode") else None
 
 
-def _headline(named: dict[str, Any], traffic: Traffic, samples: int, layers: int) -> list[str]:
-    sensors = traffic.speed.shape[1]
+def _headline(named: dict[str, Any], traffic: Traffic, samples: int, sensors: int, layers: int) -> list[str]:
+    there = traffic.speed.shape[1]
+    some = f"{there}" if sensors >= there else f"{sensors} of {there}"
     many = f"{layers} attention layer{'s' if layers > 1 else ''}"
     return [
         f"{many} of {named['file']} ({named['kind']}) on {traffic.name}",
-        f"{samples} test windows x {sensors} sensors at every length; intervals from resampling windows",
+        f"{samples} test windows x {some} sensors at every length; intervals from resampling windows",
     ]
 
 
