@@ -165,6 +165,13 @@ def test_one_layer_and_the_default_lengths(ckpt: Path, tmp_path: Path) -> None:
     assert Sweep.load(tmp_path / "out" / "measurement.nc").kept("blocks.1.temporal") == (12, 96)
 
 
+def test_some_sensors(ckpt: Path, tmp_path: Path) -> None:
+    args = ["--model", str(ckpt), "--lengths", "6", "--samples", "2", "--sensors", "2", "--out", str(tmp_path / "out")]
+    result = run(*args)
+    assert "2 test windows x 2 of 3 sensors at every length" in result.stdout
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["layers"][0]["per_length"][0]["samples"] == 4
+
+
 @pytest.mark.usefixtures("figures")
 def test_spectral_norms(ckpt: Path, tmp_path: Path) -> None:
     args = ["--model", str(ckpt), "--lengths", "6", "--samples", "1", "--norm", "spectral"]
@@ -210,6 +217,8 @@ def test_random_layers_with_options(tmp_path: Path) -> None:
     (["--random", "dim=8,heads=2", "--lengths", "4,x"], "lengths must be integers, but '4,x' has 'x'"),
     (["--random", "dim=8,heads=2", "--lengths", "4.5"], "lengths must be integers, but '4.5' has '4.5'"),
     (["--random", "dim=8,heads=2", "--samples", "0"], "--samples must be at least 1, not 0."),
+    (["--random", "dim=8,heads=2", "--sensors", "2"], "--random draws its own layers and tokens, so --sensors has no"),
+    (["--model", "x.pt", "--sensors", "0"], "--sensors must be at least 1, not 0."),
     (["--random", "dim=8,heads=2", "--data", "x.h5"], "--random draws its own layers and tokens, so --data has no "
      "meaning; leave it out."),
     (["--random", "dim=8", "--model", "x.pt"], "say what to measure, either with --model FILE or with --random"),

@@ -358,6 +358,42 @@ def test_units_are_known_even_where_a_layer_folds_other_axes_in_front() -> None:
     assert record.groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
 
+def test_some_sequences_of_every_window() -> None:
+    options: dict[str, Any] = {"per_window": 2, "seed": 3}
+    some = {T: next(iter(ModelLayers(Fixed().eval(), windows, **options)(T))).layers["attention"] for T in (5, 8)}
+    found = [sweep(ModelLayers(Fixed().eval(), windows, **options), [T], bounds=()).record("attention") for T in (5, 8)]
+    assert all(record.groups.tolist() == [0, 0, 1, 1, 2, 2] for record in found)
+    batch = torch.cat([b.layers["attention"].tokens for b in ModelLayers(Fixed().eval(), windows)(8)])
+    kept = [n for n in range(4) if any(torch.equal(batch[n], one) for one in some[8].tokens)]
+    assert len(kept) == 2
+    shorter = torch.cat([b.layers["attention"].tokens for b in ModelLayers(Fixed().eval(), windows)(5)])
+    assert all(torch.equal(shorter[n], one) for n, one in zip(kept, some[5].tokens, strict=True))
+    other = next(iter(ModelLayers(Fixed().eval(), windows, per_window=2, seed=4)(8))).layers["attention"].tokens
+    assert not torch.equal(other, some[8].tokens)
+
+
+class Padded(nn.Module):
+    """Hides the first positions of some sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = TemporalAttention(6, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        padding = torch.zeros(tokens.shape[:-1], dtype=torch.bool)
+        padding[:, 1, :2] = True
+        return self.attention(tokens, padding=padding)
+
+
+def test_some_sequences_keep_their_own_masks() -> None:
+    model = Padded().eval()
+    whole = sweep(ModelLayers(model, windows), [6], bounds=()).record("attention").statistics["off_diagonal"].samples
+    some = sweep(ModelLayers(model, windows, per_window=3), [6], bounds=()).record("attention")
+    chosen = torch.randperm(4, generator=torch.Generator().manual_seed(0))[:3].sort().values
+    index = torch.cat([chosen + 4 * window for window in range(3)])
+    torch.testing.assert_close(some.statistics["off_diagonal"].samples, whole[index])
+
+
 def test_unknown_layers_and_samples() -> None:
     with pytest.raises(InputError, match=r"unknown layer 'blocks'; this model has attention\."):
         ModelLayers(Fixed(), windows, ["blocks"])

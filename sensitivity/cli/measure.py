@@ -45,6 +45,9 @@ def command(as_json: bool, resume: bool, out: str, **options: Any) -> None:
         click.echo(folder.as_json(found), nl=False)
         return
     table.show(found, [*job.headline, *job.notes])
+    heatmaps = [name for name in written if name.startswith("heatmap_")]
+    if len(heatmaps) > 2:
+        written = [*(name for name in written if name not in heatmaps), f"{len(heatmaps)} heatmaps"]
     click.echo(textwrap.fill(f"wrote {out}: {', '.join(written)}", 80, subsequent_indent="  ", break_on_hyphens=False))
 
 

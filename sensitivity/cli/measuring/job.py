@@ -222,7 +222,7 @@ def _headline(named: dict[str, Any], traffic: Traffic, samples: int, sensors: in
     many = f"{layers} attention layer{'s' if layers > 1 else ''}"
     return [
         f"{many} of {named['file']} ({named['kind']}) on {traffic.name}",
-        f"{samples} test windows x {some} sensors at every length; intervals from resampling windows",
+        f"{samples} test windows x {some} sensors at every length; intervals over windows",
     ]
 
 
