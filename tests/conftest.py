@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 jaxtyping.install_import_hook(["sensitivity"], "beartype.beartype")
-torch.set_num_threads(min(2, torch.get_num_threads()))
+torch.set_num_threads(1)  # the workers share the cores among them
 
 
 @pytest.fixture
