@@ -14,6 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 jaxtyping.install_import_hook(["sensitivity"], "beartype.beartype")
 torch.set_num_threads(1)  # the workers share the cores among them
+os.environ["OMP_NUM_THREADS"] = "1"  # and so do the processes they start: sums over other threads round otherwise
 
 
 @pytest.fixture
