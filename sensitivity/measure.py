@@ -50,6 +50,7 @@ def measure(
         tokens: ``(sample, time, feature)``, or ``(time, feature)`` for one sample. With ``layer=``, what the model
             takes.
         layer: dotted name of a submodule; it is measured at the tokens that reach it when the model runs on ``tokens``.
+            An embedding layer: the whole model is measured from the embeddings of the integer ids that are passed.
         norm: ``frobenius``, ``rms`` (1 for the identity at any width) or ``spectral``.
         paths: also the maps of the residual, value, key and query paths (attention layers only).
         heads: also the map of each head (attention layers only).

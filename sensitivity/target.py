@@ -130,6 +130,9 @@ def find_target(
 def _submodule(model: nn.Module, tokens: Any, layer: str, select: Any) -> Target:
     """A submodule, at the tokens that reach it."""
     module = model.get_submodule(layer) if layer in dict(model.named_modules()) else None
+    if isinstance(module, nn.Embedding):
+        function, reaching = adapters.embedding_function(model, tokens, layer, select=select)
+        return Target(function, reaching, None, f"{type(model).__name__} from {layer}")
     if module is None or describer(module) is None:
         function, reaching = adapters.submodule_function(model, tokens, layer, select=select)
         return Target(function, reaching, None, layer)

@@ -104,6 +104,30 @@ def test_any_submodule_inside_a_model():
     assert_close(found.norms, norm_map(model.layers[1], model.layers[0](TOKENS).detach()), "maps")
 
 
+class Reader(nn.Module):
+    """Integer ids, embedded and encoded."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.embedding, self.encoder = nn.Embedding(10, 8), encoder()
+
+    def forward(self, ids):
+        return self.encoder(self.embedding(ids))
+
+
+def test_integer_ids_are_measured_from_their_embeddings():
+    model, ids = Reader().double().eval(), torch.arange(10).reshape(2, 5)
+    with pytest.raises(InputError, match="name the embedding layer with layer="):
+        measure(model, ids)
+    found = measure(model, ids, layer="embedding")
+    assert_close(found.norms, norm_map(model.encoder, model.embedding(ids).detach()), "maps")
+    assert not model.embedding._forward_hooks
+    model.forward = lambda ids: model.encoder(model.embedding(ids) + model.embedding(ids))
+    with pytest.raises(InputError, match=r"'embedding' must run once .* but it put out \(2, 5, 8\), \(2, 5, 8\)"):
+        measure(model, ids, layer="embedding")
+
+
 def test_layers_of_the_forecaster_at_another_length():
     torch.manual_seed(4)
     model = Forecaster(3, dim=8, depth=2, heads=2, spatial="none").double().eval()

@@ -2,7 +2,7 @@
 
 from sensitivity.adapters.capture import Captured, attention_layers, capture, capture_input
 from sensitivity.adapters.outputs import as_sequence_function, select_output
-from sensitivity.adapters.submodule import submodule_function
+from sensitivity.adapters.submodule import embedding_function, submodule_function
 from sensitivity.adapters.torch_attention import describe
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "capture",
     "capture_input",
     "describe",
+    "embedding_function",
     "select_output",
     "submodule_function",
 ]

@@ -66,6 +66,50 @@ def _turned(model: nn.Module, name: str) -> bool:
     return bool(next((order for order in orders if order is not None), False))
 
 
+def embedding_function(
+    model: nn.Module, ids: Tensor, name: str, *, select: Select | None = None
+) -> tuple[Callable[[Tensor], Tensor], Float[Tensor, "sample time feature"]]:
+    """The whole model as a function of what its embedding layer ``name`` puts out for ``ids``, and that output.
+
+    Integer ids have no derivative; their embeddings have. The ids themselves stay as they are wherever else the model
+    reads them, so the function takes the true batch only.
+
+    Args:
+        model: the model; it is run once.
+        ids: what the model is called with.
+        name: its embedding layer, which must run exactly once.
+        select: which part of the model's output is meant.
+
+    Raises:
+        InputError: the layer did not run exactly once, or its output is not ``(sample, time, feature)``.
+    """
+    model = unwrap(model)
+    layer, caught = model.get_submodule(name), list[Tensor]()
+    handle = layer.register_forward_hook(lambda _module, _inputs, output: caught.append(output.detach().clone()))
+    try:
+        with torch.no_grad():
+            model(ids)
+    finally:
+        handle.remove()
+    if len(caught) != 1 or caught[0].ndim != 3:
+        shapes = ", ".join(str(tuple(value.shape)) for value in caught) or "nothing"
+        raise InputError(
+            f"the embedding layer {name!r} must run once and put out (sample, time, feature), but it put out {shapes}."
+        )
+    expected = caught[0].shape
+
+    def function(values: Tensor) -> Tensor:
+        if values.shape != expected:
+            raise RuntimeError("an embedding's output is measured over its own batch only")
+        swap = layer.register_forward_hook(lambda _module, _inputs, _output: values)
+        try:
+            return select_output(model(ids), select)
+        finally:
+            swap.remove()
+
+    return function, caught[0]
+
+
 def _tokens_of(name: str, call: Call) -> Tensor:
     for value in (*call.args, *call.kwargs.values()):
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim >= 2:
