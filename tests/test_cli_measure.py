@@ -476,6 +476,21 @@ def test_wide_numbers_and_long_names_stay_within_eighty_columns() -> None:
     assert "layers are named by what tells them apart: 0 is transformer.encoder.0.self_attn" in " ".join(text.split())
 
 
+def test_tokens_in_an_order_are_marked_where_a_bound_is_read_as_a_mean_over_orders() -> None:
+    attention = SoftmaxAttention.random(4, 1, dtype=torch.float64)
+    steps = torch.linspace(-2, 2, 16, dtype=torch.float64)[:, None].expand(8, 16, 4)
+    noise = torch.randn(8, 16, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    shown = {}
+    for name, tokens in (("trend", steps + 0.1 * noise), ("noise", noise)):
+        console = Console(width=80, record=True, file=io.StringIO())
+        table.show(sweep(lambda _, tokens=tokens: {"one": (attention, tokens)}, [16]), [], console)
+        shown[name] = console.export_text()
+    assert "expected *" in shown["trend"]
+    assert "local *" not in shown["trend"]
+    assert "a permutation test finds an order" in shown["trend"]
+    assert "*" not in shown["noise"]
+
+
 @pytest.mark.parametrize(("value", "text"), [(0.97123, "0.971"), (88.123, "88.1"), (507.2, "507"), (0.000976, "9.8e-4"),
                                              (0.0, "0"), (math.nan, "-"), (math.inf, "inf"), (None, "-"),
                                              (123456.0, "1.2e5")])  # fmt: skip

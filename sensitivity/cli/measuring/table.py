@@ -11,9 +11,10 @@ from rich.text import Text
 
 from sensitivity.fit import MINIMUM_LENGTHS, Decay
 from sensitivity.statistics import Statistic
-from sensitivity.sweep import Sweep
+from sensitivity.sweep import Sweep, Verdict
 
 NAME = 17
+_EXCHANGEABLE = "tokens are exchangeable"
 _SENSITIVITY = (
     "off_diagonal",
     "diagonal",
@@ -113,7 +114,7 @@ def _decay(found: Sweep, names: dict[str, str], console: Console) -> None:
 def _bounds(found: Sweep, console: Console) -> None:
     """Every bound over all layers and lengths."""
     table = _table(("bound", "violations", "blocks", "tightness", "closest call"))
-    every = list(found.records.values())
+    every, marked = list(found.records.values()), False
     for name in dict.fromkeys(name for record in every for name in record.bounds):
         applied = [r for r in every if name in r.bounds and r.bounds[name].applies]
         if not applied:
@@ -121,8 +122,10 @@ def _bounds(found: Sweep, console: Console) -> None:
             continue
         longest = max(record.length for record in applied)
         verdicts = [record.bounds[name] for record in applied]
+        mark = " *" if _in_order(verdicts) else ""
+        marked |= bool(mark)
         table.add_row(
-            name if longest == found.lengths[-1] else f"{name} (T<={longest})",
+            f"{name}{mark}" if longest == found.lengths[-1] else f"{name}{mark} (T<={longest})",
             str(sum(verdict.violations for verdict in verdicts)),
             str(sum(verdict.blocks for verdict in verdicts)),
             _range([record.bounds[name].tightness for record in applied if record.length == longest]),
@@ -133,7 +136,17 @@ def _bounds(found: Sweep, console: Console) -> None:
         "Bounds, checked at all layers and lengths",
         table,
         "tightness: median of measured / bound at the longest T; closest call: largest",
+        *([_ORDERED] if marked else []),
     )
+
+
+_ORDERED = "*: its expectation is over exchangeable tokens; a permutation test finds an order"
+
+
+def _in_order(verdicts: Sequence[Verdict]) -> bool:
+    """Whether most checks of a bound that assumes exchangeable tokens find an order in them; one may by chance."""
+    tests = [held for v in verdicts for text, (held, _) in v.assumptions.items() if text.startswith(_EXCHANGEABLE)]
+    return 2 * sum(not held for held in tests) > len(tests)
 
 
 def short_names(layers: Sequence[str]) -> dict[str, str]:
