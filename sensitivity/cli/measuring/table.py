@@ -140,7 +140,7 @@ def _bounds(found: Sweep, console: Console) -> None:
     )
 
 
-_ORDERED = "*: its expectation is over exchangeable tokens; a permutation test finds an order"
+_ORDERED = "*: its mean is over exchangeable tokens; a permutation test finds an order"
 
 
 def _in_order(verdicts: Sequence[Verdict]) -> bool:
