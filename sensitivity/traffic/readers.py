@@ -21,7 +21,7 @@ METR_LA_START = "2012-03-01T00:00"
 HIGHEST = 150.0
 """Values above this, in mph, are no speeds of cars."""
 
-_Raw = tuple[np.ndarray, "np.ndarray | None", "list[str] | None"]
+_Raw = tuple[np.ndarray, np.ndarray | None, list[str] | None]
 
 
 def read(
