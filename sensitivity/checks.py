@@ -46,6 +46,11 @@ def tokens(value: Any, dim: int | None = None) -> Float[Tensor, "sample time fea
     """
     if not isinstance(value, Tensor):
         raise InputError(f"tokens must be a torch tensor (sample, time, feature), not {type(value).__name__}.")
+    if value.is_nested or value.layout != torch.strided or value.is_meta:
+        raise InputError(
+            "tokens must be a dense tensor that holds numbers, not a sparse, nested or meta one; pad sequences of "
+            "different lengths and say so with padding=."
+        )
     if not value.is_floating_point():
         raise InputError(
             f"tokens must be floating point, not {value.dtype}: integer ids have no derivative; name the embedding "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -81,6 +82,7 @@ def measure(
     """
     check_norm(norm)
     stochastic = _check_options(model, backend, stochastic, probes)
+    _check_types(layer, residual, dtype, chunk, seed)
     with measuring(unwrap(model), stochastic=stochastic > 0):
         target = find_target(model, tokens, layer, residual, padding, select, dtype)
         if target.in_closed_form(backend, stochastic):
@@ -118,6 +120,7 @@ def blocks(
         InputError: what was handed in cannot be measured, or the blocks do not fit the budget.
     """
     _check_options(model, backend, 0, None)
+    _check_types(layer, residual, dtype, chunk)
     with measuring(unwrap(model)):
         target = find_target(model, tokens, layer, residual, padding, select, dtype)
         if not target.in_closed_form(backend, 0):
@@ -150,6 +153,21 @@ def _check_options(model: Any, backend: str, stochastic: int, probes: int | None
     if probes is not None and (isinstance(probes, bool) or not isinstance(probes, int) or probes < 2):
         raise InputError(f"probes must be an integer of at least 2, so that there is an error bar, not {probes!r}.")
     return stochastic
+
+
+def _check_types(layer: Any, residual: Any, dtype: Any, chunk: Any, seed: Any = 0) -> None:
+    if layer is not None and (not isinstance(layer, str) or not layer):
+        raise InputError(
+            f"layer must be the dotted name of a submodule, not {layer!r}; leave it out for the whole model."
+        )
+    if residual is not None and not isinstance(residual, bool):
+        raise InputError(f"residual must be True, False or None, not {residual!r}.")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise InputError(f"dtype must be a floating type such as torch.float64, not {dtype!r}.")
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, Integral)):
+        raise InputError(f"chunk must be a positive number of rows, not {chunk!r}.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise InputError(f"seed must be an integer of at most 64 bits, not {seed!r}.")
 
 
 def _closed_form(target: Target, norm: Norm, paths: bool, heads: bool, budget: int | float | None) -> NormMaps:

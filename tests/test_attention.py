@@ -88,6 +88,8 @@ def test_to_moves_floating_tensors_only():
     [
         (8, 3, "dim=8 is not divisible by heads=3; nearest that fit: 6 and 9"),
         (8, 0, "dim=8 is not divisible by heads=0"),
+        (True, 1, "dim must be an integer, not True"),
+        (8, True, "heads must be an integer, not True"),
     ],
 )
 def test_heads_must_divide_dim(dim, heads, text):

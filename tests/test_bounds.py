@@ -14,6 +14,7 @@ import theory
 from sensitivity import InputError, SoftmaxAttention
 from sensitivity.bounds import NAMES, BoundCheck, check
 from sensitivity.bounds import stack as stacks
+from sensitivity.bounds.checking import _layers
 from sensitivity.bounds.evaluate import EVALUATE
 from sensitivity.bounds.problem import Problem
 
@@ -278,5 +279,7 @@ def test_names_agree_with_theory_and_bad_input_is_refused():
         check(layer(), normal(1, 4, 12), norm="l1")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="there is no layer to check"):
         check([], normal(1, 4, 12))
+    with pytest.raises(InputError, match="bounds are for a SoftmaxAttention, not Linear; describe an attention module"):
+        _layers(torch.nn.Linear(12, 12))  # the tests' own type checker would stop it at check()
     with pytest.raises(InputError, match="tokens have 11 features, but the layer takes 12"):
         check(layer(), normal(1, 4, 11))

@@ -14,6 +14,7 @@ from torch import nn
 import sensitivity
 from sensitivity import InputError, SoftmaxAttention, blocks, measure
 from sensitivity.layers import DiagonalDropout, DiagonalMask, DiagonalPenalty, TemporalAttention
+from sensitivity.measure import _check_types
 from sensitivity.models import Forecaster
 
 TOKENS = draw(2, 5, 8)
@@ -305,6 +306,13 @@ NAN[1, 2, 3] = math.nan
         ({"tokens": TOKENS[:, :0]}, r"tokens are empty: shape \(2, 0, 8\)"),
         ({"tokens": TOKENS[..., :6]}, "tokens have 6 features, but the layer takes 8"),
         ({"tokens": [[1.0]]}, "tokens must be a torch tensor .* not list"),
+        (
+            {"tokens": TOKENS.to_sparse()},
+            "tokens must be a dense tensor that holds numbers, not a sparse, nested or meta",
+        ),
+        ({"tokens": TOKENS.to("meta")}, "pad sequences of different lengths and say so with padding="),
+        ({"layer": ""}, "layer must be the dotted name of a submodule, not ''"),
+        ({"seed": 2**70}, "seed must be an integer of at most 64 bits, not 1180591620717411303424"),
         ({"norm": "nuclear"}, "unknown norm 'nuclear'; choose one of frobenius, rms, spectral"),
         ({"backend": "jax"}, "unknown backend 'jax'; choose one of auto, closed_form, autodiff"),
         ({"stochastic": -1}, r"stochastic must be a number of draws \(0 for none\), not -1"),
@@ -327,6 +335,22 @@ def test_bad_input_of_a_layer(options, text):
     arguments = {"tokens": TOKENS} | options
     with pytest.raises(InputError, match=text):
         measure(temporal(), arguments.pop("tokens"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"layer": 3}, "layer must be the dotted name of a submodule, not 3; leave it out for the whole model"),
+        ({"residual": "yes"}, "residual must be True, False or None, not 'yes'"),
+        ({"dtype": "float32"}, "dtype must be a floating type such as torch.float64, not 'float32'"),
+        ({"chunk": 1.5}, "chunk must be a positive number of rows, not 1.5"),
+        ({"seed": None}, "seed must be an integer of at most 64 bits, not None"),
+    ],
+)
+def test_options_of_another_type(options, text):
+    """The tests' own type checker would stop these at measure(); a user's program has none."""
+    with pytest.raises(InputError, match=text):
+        _check_types(**dict.fromkeys(["layer", "residual", "dtype", "chunk"]) | options)
 
 
 def test_bad_models_are_refused():

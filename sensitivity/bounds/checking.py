@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -60,8 +61,8 @@ def check(
         (0, 512, True)
     """
     check_norm(norm)
-    layers = [attention] if isinstance(attention, SoftmaxAttention) else list(attention)
     single = isinstance(attention, SoftmaxAttention)
+    layers = _layers(attention)
     if not layers:
         raise InputError("there is no layer to check; give at least one SoftmaxAttention.")
     wanted = _names(names, single)
@@ -77,6 +78,17 @@ def check(
         else:
             found[name] = BoundCheck(name, applies=False, reason="this is a bound on one layer, and several were given")
     return found
+
+
+def _layers(attention: Any) -> list[SoftmaxAttention]:
+    layers = list(attention) if isinstance(attention, (list, tuple)) else [attention]
+    for layer in layers:
+        if not isinstance(layer, SoftmaxAttention):
+            raise InputError(
+                f"bounds are for a SoftmaxAttention, not {type(layer).__name__}; describe an attention module with "
+                "SoftmaxAttention.from_module(module)."
+            )
+    return layers
 
 
 def _names(names: Sequence[str] | None, single: bool) -> tuple[str, ...]:
