@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -164,7 +163,7 @@ def _check_types(layer: Any, residual: Any, dtype: Any, chunk: Any, seed: Any = 
         raise InputError(f"residual must be True, False or None, not {residual!r}.")
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise InputError(f"dtype must be a floating type such as torch.float64, not {dtype!r}.")
-    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, Integral)):
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int)):
         raise InputError(f"chunk must be a positive number of rows, not {chunk!r}.")
     if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
         raise InputError(f"seed must be an integer of at most 64 bits, not {seed!r}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from oracles import dense_jacobian, draw, norm_map
@@ -344,6 +345,7 @@ def test_bad_input_of_a_layer(options, text):
         ({"residual": "yes"}, "residual must be True, False or None, not 'yes'"),
         ({"dtype": "float32"}, "dtype must be a floating type such as torch.float64, not 'float32'"),
         ({"chunk": 1.5}, "chunk must be a positive number of rows, not 1.5"),
+        ({"chunk": np.int64(2)}, "chunk must be a positive number of rows, not "),
         ({"seed": None}, "seed must be an integer of at most 64 bits, not None"),
     ],
 )
