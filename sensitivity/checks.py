@@ -11,12 +11,13 @@ from torch import Tensor
 from sensitivity.errors import InputError
 
 
-def finite(tensor: Tensor, name: str) -> Tensor:
+def finite(tensor: Tensor, name: str, way: str = "remove or impute them before measuring") -> Tensor:
     """Returns ``tensor`` if all its entries are finite.
 
     Args:
         tensor: any floating tensor.
         name: what the message calls it.
+        way: the way out.
 
     Raises:
         InputError: an entry is NaN or infinite; the message says how many and where the first one is.
@@ -27,7 +28,7 @@ def finite(tensor: Tensor, name: str) -> Tensor:
         kind = "NaN" if torch.isnan(tensor[index]) else "infinite"
         raise InputError(
             f"{name} must be finite, but {int(bad.sum())} of {tensor.numel()} entries are not (the first is {kind}, "
-            f"at index {index}); remove or impute them before measuring."
+            f"at index {index}); {way}."
         )
     return tensor
 

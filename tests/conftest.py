@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 jaxtyping.install_import_hook(["sensitivity"], "beartype.beartype")
 torch.set_num_threads(1)  # the workers share the cores among them
 os.environ["OMP_NUM_THREADS"] = "1"  # and so do the processes they start: sums over other threads round otherwise
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # lightning imports it, and it tells of a torch too old for it
 
 
 @pytest.fixture

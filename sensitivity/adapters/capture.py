@@ -216,7 +216,19 @@ def _describe(name: str, module: nn.Module, call: Call) -> Captured:
     else:
         tokens, options = _own(name, module, arguments)
     shape = tuple(tokens.shape)
-    return Captured(name, describe(module, **options), checks.tokens(tokens), module, shape)
+    return Captured(name, describe(module, **options), reaching(tokens, name), module, shape)
+
+
+def reaching(tokens: Tensor, name: str) -> Float[Tensor, "sample time feature"]:
+    """Brings the tokens with which layer ``name`` was called to ``(sample, time, feature)`` and checks them.
+
+    Raises:
+        InputError: not finite, empty, or without the three axes.
+    """
+    if name:
+        way = "look at the layers before it, and for a row whose every key is hidden: torch before 2.5 makes it NaN"
+        checks.finite(tokens, f"the tokens that reach {name!r}", way)
+    return checks.tokens(tokens)
 
 
 def _multihead(name: str, module: nn.MultiheadAttention, arguments: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:

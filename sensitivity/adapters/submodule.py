@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sensitivity import checks
-from sensitivity.adapters.capture import Call, Forward, capture_input
+from sensitivity.adapters.capture import Call, Forward, capture_input, reaching
 from sensitivity.adapters.outputs import Select, select_output, time_first
 from sensitivity.errors import InputError
 from sensitivity.modules import unwrap
@@ -40,7 +39,7 @@ def submodule_function(
     given = _tokens_of(name, call)
     turned = given.ndim == 3 and _turned(unwrap(model), name.partition("@")[0])
     arranged = given.transpose(0, 1) if turned else given
-    folded = checks.tokens(arranged)
+    folded = reaching(arranged, name)
 
     def run(value: Tensor) -> Tensor:
         value = value.transpose(0, 1) if turned else value

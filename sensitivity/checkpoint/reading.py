@@ -13,7 +13,7 @@ import re
 import types
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def _instead(names: list[str]) -> str:
 @contextmanager
 def _harmless_classes() -> Iterator[None]:
     """Lets ``weights_only`` make classes whose construction cannot do anything; the list before is put back after."""
-    before = torch.serialization.get_safe_globals()
+    before = list(torch.serialization.get_safe_globals())  # torch 2.4 hands out its own list
     torch.serialization.add_safe_globals(_harmless())
     try:
         yield
@@ -137,14 +137,24 @@ def _harmless() -> list[Any]:
     multiarray = importlib.import_module(place)
     numbers = {type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDSU"} | {type(np.dtype("M8[ns]"))}
     codecs = importlib.import_module("_codecs")
-    known: list[Any] = [np.dtype, np.ndarray, *numbers, codecs.encode, multiarray.scalar, multiarray._reconstruct]
+    known: list[Any] = [np.dtype, np.ndarray, *numbers, codecs.encode]
     known += [argparse.Namespace, types.SimpleNamespace, collections.OrderedDict]
     known += [pathlib.PosixPath, pathlib.PurePosixPath, datetime.datetime, datetime.date, datetime.timedelta]
-    if torch.torch_version.TorchVersion(torch.__version__) >= "2.6":
-        for name in ("scalar", "_reconstruct"):  # a file names the module of the numpy that wrote it
-            function = getattr(multiarray, name)
-            known += [(function, f"numpy._core.multiarray.{name}"), (function, f"numpy.core.multiarray.{name}")]
+    for function in (multiarray.scalar, multiarray._reconstruct):
+        # a file names the module of the numpy that wrote it
+        known += [_as_if_of(function, "numpy._core.multiarray"), _as_if_of(function, "numpy.core.multiarray")]
     return known
+
+
+def _as_if_of(function: Callable[..., Any], module: str) -> Callable[..., Any]:
+    """The function under the name of another module: torch before 2.6 allows a class only by the name it has."""
+
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    call.__module__ = module
+    call.__name__ = call.__qualname__ = function.__name__
+    return call
 
 
 def _pickle_with(home: types.ModuleType | None) -> Any:
@@ -164,6 +174,9 @@ def _pickle_with(home: types.ModuleType | None) -> Any:
 
 def _translated(path: Path, error: Exception, trust_pickle: bool) -> InputError:
     """The sentence for an error of ``torch.load``."""
+    inner = error.__context__
+    if isinstance(error, pickle.UnpicklingError) and re.search(r"unexpected EOF|corrupt|StreamReader", str(inner)):
+        error = inner if isinstance(inner, Exception) else error  # torch before 2.6 takes damage for code
     text = str(error)
     refused = re.search(r"GLOBAL ([\w.]+)", text) or re.search(r"Unsupported (?:class|type) ([\w.]+)", text)
     if isinstance(error, pickle.UnpicklingError) and refused and not trust_pickle:
