@@ -179,9 +179,11 @@ class SoftmaxAttention:
             **options: further fields, such as ``causal=True``.
 
         Raises:
-            InputError: ``dim`` is not divisible by ``heads``.
+            InputError: ``dim`` is not divisible by ``heads``, or ``gain`` is not finite.
         """
         width = head_width(dim, heads)
+        if not math.isfinite(gain):
+            raise InputError(f"gain must be a finite number, not {gain}.")
         generator = torch.Generator().manual_seed(seed)
 
         def draw(*shape: int, factor: float = 1.0) -> Tensor:
@@ -319,7 +321,7 @@ class SoftmaxAttention:
             return torch.ones((), dtype=self.dtype, device=self.device)
         return self._fitted("multiplier", length, rows)
 
-    def sample(self, index: slice) -> SoftmaxAttention:
+    def sample(self, index: slice | Int[Tensor, " chosen"]) -> SoftmaxAttention:
         """The layer with its per-sample tensors (bias, multiplier, padding) cut down to some samples."""
         cut = {
             name: getattr(self, name)[index]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import platform
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from jaxtyping import Float
@@ -13,6 +14,7 @@ from sensitivity.errors import InputError
 from sensitivity.jacobian import autodiff, closed_form, memory
 from sensitivity.jacobian.guard import measuring
 from sensitivity.jacobian.norms import Norm, NormMaps, check_norm
+from sensitivity.jacobian.visibility import attended_and_counted, left_out
 from sensitivity.modules import unwrap
 from sensitivity.result import SensitivityMap
 from sensitivity.target import Model, Target, find_target
@@ -30,7 +32,7 @@ def measure(
     heads: bool = False,
     residual: bool | None = None,
     backend: str = "auto",
-    seed: int = 0,
+    seed: SupportsIndex = 0,
     padding: Tensor | None = None,
     select: Any = None,
     stochastic: int = 0,
@@ -82,6 +84,7 @@ def measure(
     check_norm(norm)
     stochastic = _check_options(model, backend, stochastic, probes)
     _check_types(layer, residual, dtype, chunk, seed)
+    seed = operator.index(seed)
     with measuring(unwrap(model), stochastic=stochastic > 0):
         target = find_target(model, tokens, layer, residual, padding, select, dtype)
         if target.in_closed_form(backend, stochastic):
@@ -127,8 +130,7 @@ def blocks(
             found = autodiff.blocks(target.function, target.tokens, chunk=chunk, memory=budget)
             if target.padding is None:
                 return found
-            left_out = target.padding[:, :, None] | target.padding[:, None, :]
-            return found.masked_fill(left_out[..., None, None], torch.nan)
+            return found.masked_fill(left_out(target.padding)[..., None, None], torch.nan)
         attention, tokens = target.described()
         samples, length, dim = tokens.shape
         need = 6 * samples * length**2 * attention.out_dim * dim * tokens.element_size()
@@ -165,7 +167,7 @@ def _check_types(layer: Any, residual: Any, dtype: Any, chunk: Any, seed: Any = 
         raise InputError(f"dtype must be a floating type such as torch.float64, not {dtype!r}.")
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int)):
         raise InputError(f"chunk must be a positive number of rows, not {chunk!r}.")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not -(2**63) <= int(seed) < 2**63:
         raise InputError(f"seed must be an integer of at most 64 bits, not {seed!r}.")
 
 
@@ -206,7 +208,7 @@ def _result(
     attended, visible = _visible(target, maps)
     norms = maps.total
     if target.padding is not None:
-        norms = norms.masked_fill(target.padding[:, :, None] | target.padding[:, None, :], torch.nan)
+        norms = norms.masked_fill(left_out(target.padding), torch.nan)
     diagonal = maps.diagonal if maps.total.shape[1] == maps.total.shape[2] else None
     if target.attention is None and not target.residual and diagonal is not None:
         diagonal = norms.diagonal(dim1=-2, dim2=-1)
@@ -232,25 +234,20 @@ def _result(
 def _visible(target: Target, maps: NormMaps) -> tuple[Tensor | None, Tensor]:
     """Which pairs the mask lets attend, and which pairs count in the statistics.
 
-    The diagonal always counts, since the residual and query paths live there whatever the mask says. A model whose map
-    vanishes exactly above the diagonal is taken to be causal.
+    A model without a description whose map vanishes exactly above the diagonal is taken to be causal.
     """
     samples, queries, keys = maps.total.shape
-    visible = torch.ones(samples, queries, keys, dtype=torch.bool, device=maps.total.device)
-    attended = None
     if target.attention is not None:
-        attended = ~target.attention.hidden(keys)
-        diagonal = torch.eye(keys, dtype=torch.bool, device=visible.device)
-        visible = visible & (attended.any(dim=1) | diagonal)
-    elif queries == keys > 1:
+        attended, counted = attended_and_counted(target.attention, keys)
+        return attended, counted.expand(samples, -1, -1)
+    visible = torch.ones(samples, queries, keys, dtype=torch.bool, device=maps.total.device)
+    if queries == keys > 1:
         future = torch.ones(queries, keys, dtype=torch.bool, device=visible.device).triu(1)
         below = maps.total.masked_select(~future & ~torch.eye(queries, dtype=torch.bool, device=visible.device))
         if not maps.total.masked_select(future).any() and below.any():
             visible = visible & ~future
             target.notes.append("no output depends on a later input: the model was taken to be causal")
-    if target.padding is not None:
-        visible = visible & ~target.padding[:, :, None] & ~target.padding[:, None, :]
-    return attended, visible
+    return None, visible if target.padding is None else visible & ~left_out(target.padding)
 
 
 def _provenance(target: Target, maps: NormMaps, seed: int, layer: str | None, residual: bool | None) -> dict[str, Any]:

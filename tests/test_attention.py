@@ -97,6 +97,12 @@ def test_heads_must_divide_dim(dim, heads, text):
         head_width(dim, heads)
 
 
+@pytest.mark.parametrize("gain", [math.nan, math.inf])
+def test_gain_must_be_finite(gain):
+    with pytest.raises(InputError, match=f"gain must be a finite number, not {gain}"):
+        layer(gain=gain)
+
+
 def test_unfit_weights_are_refused():
     good = layer()
     with pytest.raises(InputError, match="query, key and value weights disagree"):

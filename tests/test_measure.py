@@ -283,6 +283,10 @@ def test_outputs_can_be_selected():
     assert_close(measure(pair, TOKENS, select="b").norms, expected, "maps")
 
 
+def test_a_seed_may_be_a_numpy_integer():
+    assert measure(temporal(), TOKENS, seed=np.int64(7)).provenance["seed"] == 7
+
+
 def test_provenance_and_names():
     found = measure(temporal(), TOKENS, seed=7)
     expected = {"engine": "closed form", "model": "TemporalAttention", "seed": 7, "dtype": "float64", "length": 5}

@@ -20,6 +20,7 @@ from sensitivity.jacobian.frobenius import Brackets
 from sensitivity.jacobian.geometry import Geometry
 from sensitivity.jacobian.norms import PATHS, Norm, NormMaps, block_norms, check_norm
 from sensitivity.jacobian.query_rows import Rows, RowSource
+from sensitivity.jacobian.visibility import left_out
 
 TILE = 2**19  # numbers in one (head pair, row, key) tile: a few MB, what a core's cache holds
 
@@ -57,8 +58,8 @@ def blocks(
         "query": torch.einsum("qk,sqod->sqkod", diagonal, query),
     }
     if attention.padding is not None:
-        left_out = _left_out(attention.padding)
-        found = {name: block.masked_fill(left_out[..., None, None], math.nan) for name, block in found.items()}
+        padded = left_out(attention.padding)
+        found = {name: block.masked_fill(padded[..., None, None], math.nan) for name, block in found.items()}
     return found
 
 
@@ -251,17 +252,13 @@ def _mark_padding(maps: NormMaps, attention: SoftmaxAttention) -> None:
     """Padded rows and columns become NaN: they are left out, which is not the same as no influence."""
     if attention.padding is None:
         return
-    left_out = _left_out(attention.padding)
+    padded = left_out(attention.padding)
     for values in (maps.total, *maps.paths.values()):
-        values.masked_fill_(left_out, math.nan)
+        values.masked_fill_(padded, math.nan)
     if maps.heads is not None:
-        maps.heads.masked_fill_(left_out[:, None], math.nan)
+        maps.heads.masked_fill_(padded[:, None], math.nan)
     if maps.diagonal is not None:
         maps.diagonal.masked_fill_(attention.padding, math.nan)
-
-
-def _left_out(padding: Tensor) -> Tensor:
-    return padding[:, :, None] | padding[:, None, :]
 
 
 def check_self_attention(attention: SoftmaxAttention) -> None:

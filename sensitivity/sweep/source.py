@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -172,14 +171,7 @@ class ModelLayers:
         generator = torch.Generator().manual_seed(self.seed)
         chosen = torch.randperm(each, generator=generator)[: self.per_window].sort().values
         index = (torch.arange(windows)[:, None] * each + chosen).flatten()
-        return Sequences(_some(found.attention, index), found.tokens[index], groups[index])
-
-
-def _some(attention: SoftmaxAttention, index: Int[Tensor, " chosen"]) -> SoftmaxAttention:
-    """The layer with its per-sample tensors cut down to some samples."""
-    parts = {name: getattr(attention, name) for name in ("bias", "multiplier", "padding")}
-    cut = {name: part[index] for name, part in parts.items() if part is not None and part.shape[0] > 1}
-    return dataclasses.replace(attention, **cut) if cut else attention
+        return Sequences(found.attention.sample(index), found.tokens[index], groups[index])
 
 
 def check_layers(model: nn.Module, layers: Sequence[str] | None) -> tuple[str, ...]:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
 from sensitivity.jacobian import closed_form
 from sensitivity.jacobian.closed_form import Tile
 from sensitivity.jacobian.norms import Norm
+from sensitivity.jacobian.visibility import attended_and_counted
 from sensitivity.statistics import AttentionStatistics, RowStatistics, Statistic
 from sensitivity.sweep.bounds import BoundSample
 from sensitivity.sweep.record import OFF_PATHS, ON_PATHS, Record
@@ -94,7 +95,9 @@ class LayerSums:
             if sums is None or weights is None:
                 sums = RowStatistics(samples, self.length)
                 weights = AttentionStatistics(samples, attention.heads, self.length, self.length)
-            attended, visible = _masks(attention, tile, samples)
+            masks = attended_and_counted(attention.sample(tile.samples), self.length, tile.rows)
+            attended = masks[0].expand(samples, attention.heads, -1, -1)
+            visible = masks[1].expand(samples, -1, -1)
             maps = tile.maps
             assert maps.attention is not None
             sums.update(rows, maps.total, visible, maps.diagonal)
@@ -190,23 +193,6 @@ class LayerSums:
 
     def _zeros(self, axes: int) -> Tensor:
         return torch.zeros((self.length,) * axes, dtype=torch.float64)
-
-
-def _masks(
-    attention: SoftmaxAttention, tile: Tile, samples: int
-) -> tuple[Bool[Tensor, "sample head row key"], Bool[Tensor, "sample row key"]]:
-    """The pairs that the mask lets attend, and the pairs that count: those, and the diagonal, unless padded."""
-    length = tile.maps.total.shape[-1]
-    here = attention.sample(tile.samples)
-    attended = ~here.hidden(length, tile.rows)
-    diagonal = torch.arange(length, device=tile.rows.device) == tile.rows[:, None]
-    visible = attended.any(dim=1) | diagonal
-    attended = attended.expand(samples, attention.heads, -1, -1)
-    if here.padding is None:
-        return attended, visible.expand(samples, -1, -1)
-    padding = here.padding.expand(samples, length)
-    kept = ~padding[:, tile.rows, None] & ~padding[:, None, :]
-    return attended & ~padding[:, None, tile.rows, None], visible & kept
 
 
 def _path_sums(tile: Tile, rows: range, visible: Tensor) -> dict[str, Tensor]:
