@@ -19,7 +19,7 @@ from oracles import draw
 from torch import nn
 
 from sensitivity import checkpoint
-from sensitivity.errors import InputError
+from sensitivity.errors import InputError, SensitivityWarning
 from sensitivity.models import VARIANTS, Forecaster, variant_diagonal
 
 GRAPH = torch.tensor([[1.0, 0.5, 0.0], [0.2, 1.0, 0.0], [0.3, 0.0, 1.0]])
@@ -194,6 +194,15 @@ def test_a_flipped_byte_is_noticed(path):
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     refused(path, r"is damaged \(.* does not match its checksum\); copy it again")
+
+
+def test_a_flipped_byte_in_a_file_of_others_is_said(path):
+    torch.save(small().state_dict(), path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.warns(SensitivityWarning, match=r"may be damaged \(.* does not match its checksum\), unless it was"):
+        checkpoint.load(path, builder=small)
 
 
 @pytest.mark.parametrize(

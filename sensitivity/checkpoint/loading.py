@@ -79,10 +79,11 @@ def load(
     device = _device(map_location)
     content = reading.read(path, trust_pickle=trust_pickle, device=device, home=home)
     module = _module(content)
+    ours = isinstance(content, Mapping) and str(content.get("format")) == FORMAT
+    reading.check_sums(path, ours)
     if module is not None:
         checkpoint = _pickled(path, module, build)
-    elif isinstance(content, Mapping) and str(content.get("format")) == FORMAT:
-        reading.check_sums(path)
+    elif ours:
         checkpoint = _ours(path, content, build)
     else:
         checkpoint = _foreign(path, content, build)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sensitivity.errors import InputError
+from sensitivity.errors import InputError, SensitivityWarning
 
 TRUST = "if you trust whoever made it, add --trust-pickle (trust_pickle=True)"
 _LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
@@ -62,11 +62,17 @@ def fingerprint(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_sums(path: Path) -> None:
+def check_sums(path: Path, ours: bool) -> None:
     """Compares every member of the archive with its checksum, which ``torch.load`` does not.
 
+    A file that others wrote may differ by intention (torch can leave the sums out), so there it is a warning.
+
+    Args:
+        path: the archive.
+        ours: whether this package wrote it, with sums.
+
     Raises:
-        InputError: a member differs.
+        InputError: a member of our own file differs.
     """
     if not zipfile.is_zipfile(path):
         return
@@ -75,8 +81,12 @@ def check_sums(path: Path) -> None:
             bad = archive.testzip()
         except (zipfile.BadZipFile, OSError, EOFError):
             bad = "its directory"
-    if bad is not None:
+    if bad is None:
+        return
+    if ours:
         raise InputError(f"{path} is damaged ({bad} does not match its checksum); copy it again from where it came.")
+    text = f"{path} may be damaged ({bad} does not match its checksum), unless it was saved without checksums."
+    warnings.warn(text, SensitivityWarning, stacklevel=3)
 
 
 def _check_file(path: Path) -> None:
