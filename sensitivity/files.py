@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,21 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 def write_text(path: str | os.PathLike[str], content: str) -> None:
     """Writes ``content`` to ``path`` as UTF-8, whole or not at all; errors as in ``replacing``."""
     write_bytes(path, content.encode("utf-8"))
+
+
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Refuses a folder that could not be written to, before work is done for it; leaves nothing behind.
+
+    Raises:
+        InputError: nothing can be made in the folder, or in the nearest one above it that exists.
+    """
+    nearest = Path(path).absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    try:
+        Path(tempfile.mkdtemp(prefix=".", dir=nearest)).rmdir()
+    except OSError as error:
+        raise InputError(f"cannot write to {path}: {error.strerror or error}; choose another folder.") from error
 
 
 def translated(error: OSError, path: str | os.PathLike[str]) -> SensitivityError:

@@ -209,6 +209,7 @@ def test_lengths(text: str, expected: list[int]) -> None:
         ("12,0", "lengths must be at least 1, not 0"),
         ("-4", "lengths must be at least 1, not -4"),
         ("8,...,100", "doubling from 8 does not reach 100; end at 64 or 128"),
+        ("8,...,1", "doubling from 8 never comes down to 1; give the shortest length first"),
         ("16,...,8", "doubling from 16 does not reach 8"),
         ("...,8", "'...' stands between two lengths"),
         ("8,...", "'...' stands between two lengths"),

@@ -392,6 +392,8 @@ def test_results_of_other_settings_are_not_overwritten(done: tuple[Result, Path]
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     file = written(tmp_path / "file", b"x")
     refused(run("--random", "dim=4,heads=1", "--lengths", "4", "--out", str(file)), "is a file; name a folder.")
+    below = run("--random", "dim=4,heads=1", "--lengths", "4", "--out", str(file / "below"))
+    refused(below, "Not a directory; choose another folder.")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "summary.json").write_text("[1]")
     refused(

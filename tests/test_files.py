@@ -81,6 +81,14 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     tmp_path.chmod(0o700)
 
 
+def test_a_folder_is_checked_before_work_is_done_for_it(tmp_path):
+    files.check_folder(tmp_path / "not" / "there" / "yet")
+    assert names(tmp_path) == []
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(InputError, match=r"cannot write to .*file.deeper: Not a directory; choose another folder"):
+        files.check_folder(tmp_path / "file" / "deeper")
+
+
 def test_what_is_no_place_for_a_file(tmp_path):
     with pytest.raises(InputError, match="it is a directory; name a file"):
         files.write_text(tmp_path, "text")

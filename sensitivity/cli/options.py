@@ -47,13 +47,15 @@ def _length(part: str, text: str) -> int:
 
 def _doubled(first: int, last: int) -> list[int]:
     """The lengths after ``first``, up to ``last``."""
+    if last < first:
+        raise InputError(f"doubling from {first} never comes down to {last}; give the shortest length first.")
     lengths, value = [], first
     while value < last:
         value *= 2
         lengths.append(value)
     if value != last:
         raise InputError(
-            f"doubling from {first} does not reach {last}; end at {max(first, value // 2)} or {value}, or write every "
+            f"doubling from {first} does not reach {last}; end at {value // 2} or {value}, or write every "
             "length."
         )
     return lengths

@@ -28,7 +28,7 @@ class Folder:
         job: what is measured.
 
     Raises:
-        InputError: the path is a file, or the folder holds results of other settings.
+        InputError: the path is a file or cannot be written to, or the folder holds results of other settings.
     """
 
     def __init__(self, path: str, job: Job) -> None:
@@ -36,6 +36,7 @@ class Folder:
         self.settings = fingerprint(job.settings | {"norm": job.norm, "bounds": job.bounds, "lengths": job.lengths})
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"--out {path} is a file; name a folder.")
+        files.check_folder(path)
         self.same = self._holds_same()
 
     def measure(self, resume: bool = False) -> Sweep:
