@@ -103,11 +103,6 @@ Gamma = Block("Gamma", D, D)
 one = Block("one", D, 1)
 
 
-def w_max(head: Symbol | None = None) -> Entry:
-    """The largest norm of ``w_i`` over the rows of one layer and sequence."""
-    return Entry("w_max", *([] if head is None else [head]))
-
-
 def cov(time: Any, head: Symbol | None = None) -> Block:
     """``Cov_i``: the covariance of values and keys under the weights of row i, ``(d, d)``."""
     return Block("Cov", d, d, *([] if head is None else [head]), time)

@@ -11,7 +11,6 @@ readings below a floor.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -172,46 +171,11 @@ def masked_mae(
     Raises:
         InputError: shapes that differ.
     """
-    return MaskedMAE()(prediction, target, mask)
-
-
-@dataclass
-class MaskedMAE:
-    """:func:`masked_mae` that counts its batches.
-
-    Attributes:
-        batches: batches seen since the last :meth:`check`.
-        empty: those of them without one valid target.
-    """
-
-    batches: int = 0
-    empty: int = 0
-
-    def __call__(
-        self,
-        prediction: Float[Tensor, "..."],
-        target: Float[Tensor, "..."],
-        mask: Bool[Tensor, "..."],
-    ) -> Float[Tensor, ""]:
-        """The loss of one batch."""
-        check_shapes(prediction, target, mask)
-        count = mask.sum()
-        self.batches += 1
-        if not count:
-            self.empty += 1
-            text = "a batch has no valid target: its loss is 0 and it teaches nothing."
-            warnings.warn(text, SensitivityWarning, stacklevel=2)
-        # The masked difference is taken before abs, so that a NaN in a masked target cannot reach a gradient.
-        error = torch.where(mask, prediction - torch.where(mask, target, 0.0), 0.0).abs()
-        return error.sum() / count.clamp_min(1)
-
-    def check(self) -> None:
-        """Ends an epoch: starts the counts again.
-
-        Raises:
-            RunError: the epoch did not have one valid target.
-        """
-        batches, empty = self.batches, self.empty
-        self.batches = self.empty = 0
-        if batches and batches == empty:
-            raise RunError(f"none of the {batches} batches of this epoch has a valid target: all readings are missing.")
+    check_shapes(prediction, target, mask)
+    count = mask.sum()
+    if not count:
+        text = "a batch has no valid target: its loss is 0 and it teaches nothing."
+        warnings.warn(text, SensitivityWarning, stacklevel=2)
+    # The masked difference is taken before abs, so that a NaN in a masked target cannot reach a gradient.
+    error = torch.where(mask, prediction - torch.where(mask, target, 0.0), 0.0).abs()
+    return error.sum() / count.clamp_min(1)
