@@ -55,8 +55,7 @@ def _doubled(first: int, last: int) -> list[int]:
         lengths.append(value)
     if value != last:
         raise InputError(
-            f"doubling from {first} does not reach {last}; end at {value // 2} or {value}, or write every "
-            "length."
+            f"doubling from {first} does not reach {last}; end at {value // 2} or {value}, or write every length."
         )
     return lengths
 
