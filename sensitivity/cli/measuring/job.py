@@ -18,9 +18,10 @@ from sensitivity.attention import SoftmaxAttention
 from sensitivity.checkpoint import Checkpoint
 from sensitivity.cli.options import flag, parse_assignments
 from sensitivity.errors import InputError, SensitivityWarning
-from sensitivity.sweep import BOUNDS, ModelLayers, RandomTokens
+from sensitivity.sweep import BOUNDS, RandomTokens
 from sensitivity.sweep.source import Source, check_layers
-from sensitivity.traffic import Scaler, Traffic, reopen, sequences, split, synthetic_city
+from sensitivity.sweep.trained import trained_layers, trained_split
+from sensitivity.traffic import Scaler, Traffic, reopen, split, synthetic_city
 
 WINDOWS, SENSORS, SEQUENCES = 16, 32, 8
 STEPS = (1, 2, 4, 8)
@@ -117,8 +118,8 @@ def of_model(
     samples, sensors = samples or WINDOWS, sensors or SENSORS
     traffic, notes = open_data(loaded, data, graph)
     scaler, more = _scaler(loaded, traffic)
-    draw = _windows(loaded, traffic, scaler, samples, seed, lengths[-1])
-    draw(lengths[0])  # whatever is wrong with the data is said now, before anything is measured or written
+    source = trained_layers(loaded, traffic, scaler, lengths[-1], names, windows=samples, per_window=sensors, seed=seed)
+    source.draw(lengths[0])  # whatever is wrong with the data is said now, before anything is measured or written
     parameter = next((p for p in loaded.model.parameters() if p.is_floating_point()), torch.empty(0))
     named = {"sha256": loaded.sha256, "file": Path(model).name, "kind": type(loaded.model).__name__}
     described = _data(traffic)
@@ -129,7 +130,7 @@ def of_model(
     arguments += ["--sensors", str(sensors)]
     dtype = str(parameter.dtype).removeprefix("torch.")
     return Job(
-        source=ModelLayers(loaded.model, draw, names, _forward(loaded.model), per_window=sensors, seed=seed),
+        source=source,
         lengths=lengths,
         norm=norm,
         seed=seed,
@@ -188,32 +189,7 @@ def _scaler(loaded: Checkpoint, traffic: Traffic) -> tuple[Scaler, list[str]]:
     if loaded.scaler is not None:
         return Scaler.from_state(loaded.scaler), []
     note = "the checkpoint has no scaler: inputs were scaled by the training rows of the data"
-    return split(traffic, **_protocol(loaded)).scaler, [note]
-
-
-def _protocol(loaded: Checkpoint) -> dict[str, Any]:
-    """How the data was split in training."""
-    described = loaded.data or {}
-    names = ("protocol", "input_length", "horizon")
-    return {name: described[name] for name in names if described.get(name) is not None}
-
-
-def _windows(
-    loaded: Checkpoint, traffic: Traffic, scaler: Scaler, samples: int, seed: int, longest: int
-) -> Callable[[int], Tensor]:
-    """Draws test windows of any length that end at the same times, in the model's floating type."""
-    parameter = next((p for p in loaded.model.parameters() if p.is_floating_point()), torch.empty(0))
-
-    def draw(length: int) -> Tensor:
-        found = sequences(traffic, scaler, length, samples, seed, longest=longest, **_protocol(loaded))
-        return found.to(parameter.dtype)
-
-    return draw
-
-
-def _forward(model: nn.Module) -> Callable[[Any, Any], Any] | None:
-    """The encoder of a forecaster takes any length; the forecast itself only the one that it was trained on."""
-    return (lambda module, inputs: module.encode(inputs)) if hasattr(model, "encode") else None
+    return split(traffic, **trained_split(loaded)).scaler, [note]
 
 
 def _headline(named: dict[str, Any], traffic: Traffic, samples: int, sensors: int, layers: int) -> list[str]:
