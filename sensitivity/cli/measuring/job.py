@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from sensitivity import checkpoint
 from sensitivity.attention import SoftmaxAttention
