@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sensitivity.errors import InputError
+from sensitivity.statistics.block import Block, whole_rows
 from sensitivity.statistics.statistic import Statistic
 
-_CHUNK = 1 << 22  # entries of a map that are converted to float64 at a time
+_CHUNK = 1 << 19  # entries of a map that are converted to float64 at a time: what a core's cache holds
+_BY_ROW = ("row", "diagonal", "removed")
 _NAN = float("nan")
 
 
@@ -45,34 +48,42 @@ class RowStatistics:
         samples: number of maps.
         queries: rows of a map.
         keys: columns of a map; as many as rows unless given. The diagonal exists only where the two agree.
+        times: the query times of the rows that will be handed in, where those are not all; the rows of a statistic come
+            in their order.
     """
 
-    def __init__(self, samples: int, queries: int, keys: int | None = None) -> None:
+    def __init__(
+        self, samples: int, queries: int, keys: int | None = None, times: Int[Tensor, " row"] | None = None
+    ) -> None:
         keys = queries if keys is None else keys
         self.samples, self.queries, self.keys = samples, queries, keys
-        lead = samples + 1  # index 0 is the mean map, the samples follow
-        self._diagonal = torch.full((lead, queries), _NAN, dtype=torch.float64)
-        self._removed: Tensor | None = None
-        self._row, self._row_count = _zeros(lead, queries), _zeros(lead, queries)
-        self._key, self._key_count = _zeros(lead, keys), _zeros(lead, keys)
-        self._lag, self._lag_count = _zeros(lead, queries + keys - 1), _zeros(lead, queries + keys - 1)
+        self.times = torch.arange(queries) if times is None else times.cpu()
+        self._place = torch.full((queries,), -1)
+        self._place[self.times] = torch.arange(len(self.times))
+        sizes = {"row": len(self.times), "key": keys}
+        if self.square:
+            sizes |= {"diagonal": len(self.times), "lag": queries + keys - 1}
+        # index 0 is the mean map, the samples follow; rows, keys and lags are without the diagonal
+        self._sums = {name: torch.zeros(samples + 1, size, dtype=torch.float64) for name, size in sizes.items()}
+        self._counts = {name: torch.zeros_like(sums) for name, sums in self._sums.items()}
 
     @classmethod
     def of(
         cls,
         norms: Float[Tensor, "sample query key"],
-        visible: Bool[Tensor, "sample query key"] | None = None,
+        visible: Bool[Tensor, "#sample query key"] | None = None,
         removed: Float[Tensor, "sample query"] | None = None,
+        times: Int[Tensor, " query"] | None = None,
+        queries: int | None = None,
     ) -> RowStatistics:
-        """Accumulates whole maps, a block of rows at a time."""
-        samples, queries, keys = norms.shape
-        sums = cls(samples, queries, keys)
-        step = max(1, _CHUNK // max(1, (samples + 1) * keys))
-        for start in range(0, queries, step):
-            rows = range(start, min(start + step, queries))
-            part = slice(rows.start, rows.stop)
+        """Accumulates whole maps, a block of rows at a time; ``times`` of ``queries`` where they are some rows only."""
+        samples, rows, keys = norms.shape
+        sums = cls(samples, rows if queries is None else queries, keys, times)
+        step = max(1, _CHUNK // max(1, samples * keys))
+        for start in range(0, rows, step):
+            part = slice(start, min(start + step, rows))
             sums.update(
-                rows,
+                sums.times[part],
                 norms[:, part],
                 None if visible is None else visible[:, part],
                 None if removed is None else removed[:, part],
@@ -81,42 +92,80 @@ class RowStatistics:
 
     def update(
         self,
-        rows: range,
-        norms: Float[Tensor, "sample row key"],
-        visible: Bool[Tensor, "sample row key"] | None = None,
-        removed: Float[Tensor, "sample row"] | None = None,
+        rows: range | Int[Tensor, " row"],
+        norms: Float[Tensor, "part row key"],
+        visible: Bool[Tensor, "#part row key"] | None = None,
+        removed: Float[Tensor, "part row"] | None = None,
+        *,
+        samples: slice = slice(None),
+        among: Int[Tensor, "row key"] | None = None,
     ) -> None:
-        """Adds consecutive rows of every sample's map; each row once.
+        """Adds rows of the samples' maps; each row of each sample once.
 
         Args:
-            rows: which queries these rows are, with step 1.
+            rows: the query times of these rows.
             norms: their norms; what stands at pairs that are not visible does not matter.
-            visible: the pairs that count; all unless given.
+            visible: the pairs that count; all unless given. One mask stands for all samples.
             removed: norms of the diagonal blocks without the residual path.
+            samples: which samples these are; all unless given.
+            among: in how many of all samples each pair is visible. Needed where only some samples are handed in and
+                each has a mask of its own: the mean map is a mean over the samples in which a pair is visible.
 
         Raises:
             InputError: rows outside the map, or a visible norm that is not finite.
         """
-        self._check(rows, norms)
-        counted = torch.ones_like(norms, dtype=torch.bool) if visible is None else visible
-        values, counted = _with_mean(norms, counted)
-        _check_finite(values, rows.start)
-        part = slice(rows.start, rows.stop)
-        if self.square:
-            row = torch.arange(len(rows), device=norms.device)
-            pairs = (slice(None), row, row + rows.start)
-            self._diagonal[:, part] = torch.where(counted[pairs], values[pairs], _NAN).cpu()
-            if removed is not None:
-                self._removed = torch.full_like(self._diagonal, _NAN) if self._removed is None else self._removed
-                mean, _ = _with_mean(removed, counted[pairs][1:])
-                self._removed[:, part] = torch.where(counted[pairs], mean, _NAN).cpu()
-            values[pairs], counted[pairs] = 0.0, False
-            lags = slice(rows.start, rows.start + self.keys + len(rows) - 1)
-            self._lag[:, lags] += _by_lag(values)
-            self._lag_count[:, lags] += _by_lag(counted.double())
-        self._row[:, part], self._row_count[:, part] = values.sum(dim=-1).cpu(), counted.sum(dim=-1).double().cpu()
-        self._key += values.sum(dim=1).cpu()
-        self._key_count += counted.sum(dim=1).cpu()
+        times = torch.arange(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows.cpu()
+        own = slice(*(1 + place for place in samples.indices(self.samples)[:2]))
+        self._check(rows, times, norms, own)
+        if visible is not None and visible.shape[0] > 1 and visible.stride(0) == 0:
+            visible = visible[:1]
+        if among is None and visible is not None and visible.shape[0] > 1:
+            among = visible.sum(dim=0)
+        values = norms if visible is None else torch.where(visible, norms, 0.0)
+        sums = self._parts(Block(_with_mean(values, among), times, self.queries))
+        if not all(sums[name].isfinite().all() for name in _BY_ROW if name in sums):
+            _check_finite(values, times, own.start - 1)
+        if removed is not None and self.square:
+            sums["removed"] = self._removed(removed, visible, among, times)
+        self._add(sums, self._shown(visible, among, times), self._place[times], own)
+
+    def _removed(self, removed: Tensor, visible: Tensor | None, among: Tensor | None, times: Tensor) -> Tensor:
+        """The residual-removed diagonal where it counts, with that of the mean map where masks differ."""
+        row = torch.arange(len(times))
+        if visible is not None:
+            removed = torch.where(visible[:, row, times], removed, 0.0)
+        return _with_mean(removed, None if among is None else among[row, times]).double().cpu()
+
+    def _shown(self, visible: Tensor | None, among: Tensor | None, times: Tensor) -> dict[str, Tensor]:
+        """How many pairs count in every row, column and diagonal."""
+        if visible is None:
+            return whole_rows(times, self.queries, self.keys)
+        if among is not None:
+            visible = torch.cat([(among > 0)[None], visible])
+        return self._parts(Block(visible, times, self.queries))
+
+    def _parts(self, block: Block) -> dict[str, Tensor]:
+        """Sums of a block: its diagonal, and its rows, columns and other diagonals without that."""
+        found = {"diagonal": block.take_diagonal()} if self.square else {}
+        found |= {"row": block.rows(), "key": block.columns()}
+        return found | ({"lag": block.lags()} if self.square else {})
+
+    def _add(self, sums: dict[str, Tensor], counts: dict[str, Tensor], places: Tensor, own: slice) -> None:
+        samples = own.stop - own.start
+        for name, values in sums.items():
+            at = places if name in _BY_ROW else slice(None)
+            if name not in self._sums:
+                self._sums[name] = torch.zeros_like(self._sums["diagonal"])
+            # where all samples see the same pairs, sums of the mean map are means of the samples' sums
+            mean = values[0] if len(values) > samples else values.sum(dim=0) / self.samples
+            self._sums[name][0, at] += mean
+            self._sums[name][own, at] += values[-samples:]
+        for name, values in counts.items():
+            if name in self._counts:
+                at = places if name in _BY_ROW else slice(None)
+                if own.start == 1:  # the pairs of the mean map are counted once, not with every part of the samples
+                    self._counts[name][0, at] += values[0]
+                self._counts[name][own, at] += values[-samples:]
 
     def finish(self, residual_removed: bool = False) -> MapStatistics:
         """Every statistic of the rows so far; ``residual_removed`` takes the diagonal without the residual path.
@@ -138,6 +187,16 @@ class RowStatistics:
         """Whether the maps have a diagonal."""
         return self.queries == self.keys
 
+    @property
+    def has_removed(self) -> bool:
+        """Whether the diagonal without the residual path was handed in."""
+        return "removed" in self._sums
+
+    def visible_pairs(self) -> int:
+        """Number of pairs that count, over all samples and rows so far."""
+        counts = [self._counts[name][1:].sum() for name in ("row", "diagonal") if name in self._counts]
+        return int(torch.stack(counts).sum())
+
     def diagonal(self, residual_removed: bool = False) -> Statistic:
         """Mean of the diagonal."""
         values = self._diagonals(residual_removed)
@@ -148,9 +207,10 @@ class RowStatistics:
     def off_diagonal(self) -> Statistic:
         """Mean over all visible pairs off the diagonal; NaN with a note where there is none, as at T = 1."""
         self._check_square()
-        mean = self._row.sum(dim=1) / self._row_count.sum(dim=1)
+        sums, counts = self._sums["row"], self._counts["row"]
+        mean = sums.sum(dim=1) / counts.sum(dim=1)
         note = "" if mean[0] == mean[0] else f"no off-diagonal pair is visible (T={self.queries})"
-        return Statistic(mean[0], rows=self._row[0] / self._row_count[0], samples=mean[1:], note=note)
+        return Statistic(mean[0], rows=sums[0] / counts[0], samples=mean[1:], note=note)
 
     def sink_ratio(self, residual_removed: bool = False) -> Statistic:
         """Mean of the diagonal over mean off the diagonal; 1 for a uniform map."""
@@ -162,8 +222,8 @@ class RowStatistics:
     def parroting_index(self, residual_removed: bool = False) -> Statistic:
         """Mean over rows of the diagonal's share; null: one over the number of visible keys, row by row."""
         diagonal = self._diagonals(residual_removed)
-        share = diagonal / (diagonal + self._row)  # NaN where the whole row is zero: it has no shares
-        null = torch.where(share.isnan(), _NAN, 1 / (self._row_count + 1)).nanmean(dim=1)
+        share = diagonal / (diagonal + self._sums["row"])  # NaN where the whole row is zero: it has no shares
+        null = torch.where(share.isnan(), _NAN, 1 / (self._counts["row"] + 1)).nanmean(dim=1)
         mean = share.nanmean(dim=1)
         note = "" if mean[0] == mean[0] else "no visible row has a norm above zero"
         return Statistic(mean[0], null[0], rows=share[0], samples=mean[1:], note=note)
@@ -171,28 +231,45 @@ class RowStatistics:
     def lag_profile(self, residual_removed: bool = False) -> Float[Tensor, "map lag"]:
         """Mean over the pairs of one lag, of the mean map (index 0) and of each sample; NaN where it has no pair."""
         diagonal = self._diagonals(residual_removed)
-        sums, counts = self._lag.clone(), self._lag_count.clone()
-        sums[:, self.keys - 1] = diagonal.nansum(dim=1)
-        counts[:, self.keys - 1] = (~diagonal.isnan()).sum(dim=1).double()
-        return sums / counts
+        profile = (self._sums["lag"] / self._counts["lag"]).flip(-1)  # they stand in the order of j - i
+        profile[:, self.keys - 1] = diagonal.nanmean(dim=1)
+        return profile
 
     def primacy_profile(self, residual_removed: bool = False) -> Float[Tensor, "map key"]:
         """Mean over the visible queries of one key, of the mean map (index 0) and of every sample."""
         if not self.square and not residual_removed:
-            return self._key / self._key_count
+            return self._sums["key"] / self._counts["key"]
         diagonal = self._diagonals(residual_removed)
-        return (self._key + diagonal.nan_to_num()) / (self._key_count + ~diagonal.isnan())
+        sums, counts = self._sums["key"].clone(), self._counts["key"].clone()
+        sums[:, self.times] += diagonal.nan_to_num()
+        counts[:, self.times] += (~diagonal.isnan()).double()
+        return sums / counts
+
+    def arrays(self) -> dict[str, Float[Tensor, "map size"]]:
+        """The sums and counts themselves, for files; :meth:`restored` takes them up again."""
+        named = {f"sum_{name}": value for name, value in self._sums.items()}
+        return named | {f"count_{name}": value for name, value in self._counts.items()}
+
+    @classmethod
+    def restored(
+        cls, arrays: Mapping[str, Tensor], queries: int, keys: int, times: Int[Tensor, " row"]
+    ) -> RowStatistics:
+        """The accumulator that :meth:`arrays` was asked of."""
+        self = cls(len(arrays["sum_row"]) - 1, queries, keys, times)
+        self._sums = {name[4:]: value for name, value in arrays.items() if name.startswith("sum_")}
+        self._counts = {name[6:]: value for name, value in arrays.items() if name.startswith("count_")}
+        return self
 
     def _diagonals(self, residual_removed: bool) -> Tensor:
+        """The diagonals ``(map, row)``, NaN where they do not count."""
         self._check_square()
-        if not residual_removed:
-            return self._diagonal
-        if self._removed is None:
+        if residual_removed and not self.has_removed:
             raise InputError(
                 "residual-removed statistics need the diagonal norms without the identity, and this map has none "
                 "(the model's input and output differ in width or length); use residual_removed=False."
             )
-        return self._removed
+        values = self._sums["removed" if residual_removed else "diagonal"]
+        return torch.where(self._counts["diagonal"] > 0, values, _NAN)
 
     def _check_square(self) -> None:
         if not self.square:
@@ -201,41 +278,29 @@ class RowStatistics:
                 "so no sink ratio, parroting index or lag profile; use primacy_profile or the map itself."
             )
 
-    def _check(self, rows: range, norms: Tensor) -> None:
-        expected = (self.samples, len(rows), self.keys)
-        if rows.step != 1 or not 0 <= rows.start < rows.stop <= self.queries or tuple(norms.shape) != expected:
+    def _check(self, rows: range | Tensor, times: Tensor, norms: Tensor, own: slice) -> None:
+        expected = (own.stop - own.start, len(times), self.keys)
+        known = len(times) > 0 and int(times.min()) >= 0 and int(times.max()) < self.queries
+        if not known or (self._place[times] < 0).any() or tuple(norms.shape) != expected:
             raise InputError(
                 f"{rows} with norms of shape {tuple(norms.shape)} does not fit {self.samples} maps of "
-                f"{self.queries} x {self.keys}; hand in consecutive rows, (sample, row, key)."
+                f"{self.queries} x {self.keys}; hand in rows of them, (sample, row, key)."
             )
 
 
-def _zeros(*shape: int) -> Tensor:
-    return torch.zeros(shape, dtype=torch.float64)
+def _with_mean(values: Tensor, among: Tensor | None) -> Tensor:
+    """Puts the mean over the samples in which a pair is visible in front, where samples see different pairs."""
+    if among is None:
+        return values
+    return torch.cat([(values.double() / among.clamp(min=1)).sum(dim=0, keepdim=True), values.double()])
 
 
-def _with_mean(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """Puts the mean over samples in front of the samples; what is not counted becomes 0."""
-    values = torch.where(counted, values, 0.0).double()
-    counts = counted.sum(dim=0)
-    mean = values.sum(dim=0) / counts.clamp(min=1)
-    return torch.cat([mean[None], values]), torch.cat([(counts > 0)[None], counted])
-
-
-def _by_lag(values: Float[Tensor, "map row key"]) -> Float[Tensor, "map lag"]:
-    """Sums along the diagonals of a block of rows, lowest lag first; deterministic on every device."""
-    maps, rows, keys = values.shape
-    padded = torch.nn.functional.pad(values.flip(-1), (0, rows)).flatten(1)
-    sheared = padded[:, : rows * (keys + rows - 1)].reshape(maps, rows, keys + rows - 1)
-    return sheared.sum(dim=1).cpu()
-
-
-def _check_finite(values: Tensor, start: int) -> None:
-    bad = ~values[1:].isfinite()
+def _check_finite(values: Float[Tensor, "part row key"], times: Tensor, first: int) -> None:
+    bad = ~values.isfinite()
     if bad.any():
         sample, row, key = (int(part) for part in bad.nonzero()[0])
         raise InputError(
-            f"the norm at (sample, query, key) = ({sample}, {start + row}, {key}) is "
-            f"{float(values[1 + sample, row, key])}; a visible pair must be finite: "
+            f"the norm at (sample, query, key) = ({first + sample}, {int(times[row])}, {key}) is "
+            f"{float(values[sample, row, key])}; a visible pair must be finite: "
             "mark pairs that do not count as not visible."
         )

@@ -2,72 +2,119 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sensitivity.errors import InputError
 from sensitivity.statistics.statistic import Statistic
 
-_CHUNK = 1 << 22  # entries of a map that are converted to float64 at a time
+_CHUNK = 1 << 18  # weights that are looked at together: what a core's cache holds
+_BY_ROW = ("diagonal", "null", "entropy")
 _NAN = float("nan")
 
 
 class AttentionStatistics:
-    """Sums over the rows of attention weights ``(sample, head, query, key)``; the mean is over samples and heads."""
+    """Sums over the rows of attention weights ``(sample, head, query, key)``; the mean is over samples and heads.
 
-    def __init__(self, samples: int, heads: int, queries: int, keys: int) -> None:
-        self._shape = (samples, heads, queries, keys)
-        rows = (samples, heads, queries)
-        self._diagonal, self._null, self._entropy = (torch.full(rows, _NAN, dtype=torch.float64) for _ in range(3))
-        self._key, self._key_null = _zeros(samples, heads, keys), _zeros(samples, heads, keys)
-        self._count = _zeros(samples, heads, 1)
+    Args:
+        samples: number of samples.
+        heads: number of heads.
+        queries: rows of the weights.
+        keys: columns of the weights.
+        times: the query times of the rows that will be handed in, where those are not all.
+    """
+
+    def __init__(
+        self, samples: int, heads: int, queries: int, keys: int, times: Int[Tensor, " row"] | None = None
+    ) -> None:
+        self.samples, self.heads, self.queries, self.keys = samples, heads, queries, keys
+        self.times = torch.arange(queries) if times is None else times.cpu()
+        self._place = torch.full((queries,), -1)
+        self._place[self.times] = torch.arange(len(self.times))
+        rows = (samples, heads, len(self.times))
+        self._values = {name: torch.full(rows, _NAN, dtype=torch.float64) for name in _BY_ROW}
+        sizes = {"key": keys, "key_null": keys, "count": 1}
+        self._values |= {name: torch.zeros(samples, heads, size, dtype=torch.float64) for name, size in sizes.items()}
 
     @classmethod
-    def of(cls, weights: Float[Tensor, "sample head query key"], attended: Tensor | None = None) -> AttentionStatistics:
-        """Accumulates whole weight maps, a block of rows at a time."""
-        samples, heads, queries, keys = weights.shape
-        sums = cls(samples, heads, queries, keys)
+    def of(
+        cls,
+        weights: Float[Tensor, "sample head query key"],
+        attended: Tensor | None = None,
+        times: Int[Tensor, " query"] | None = None,
+        queries: int | None = None,
+    ) -> AttentionStatistics:
+        """Accumulates whole weight maps, a block of rows at a time; ``times`` of ``queries`` if they are some rows."""
+        samples, heads, rows, keys = weights.shape
+        sums = cls(samples, heads, rows if queries is None else queries, keys, times)
         step = max(1, _CHUNK // max(1, samples * heads * keys))
-        for start in range(0, queries, step):
-            rows = range(start, min(start + step, queries))
-            part = slice(rows.start, rows.stop)
-            sums.update(rows, weights[:, :, part], None if attended is None else attended[:, :, part])
+        for start in range(0, rows, step):
+            part = slice(start, min(start + step, rows))
+            some = None if attended is None else attended[:, :, part]
+            sums.update(sums.times[part], weights[:, :, part], some)
         return sums
 
     def update(
         self,
-        rows: range,
-        weights: Float[Tensor, "sample head row key"],
-        attended: Bool[Tensor, "#sample #head row key"] | None = None,
+        rows: range | Int[Tensor, " row"],
+        weights: Float[Tensor, "part head row key"],
+        attended: Bool[Tensor, "#part #head row key"] | None = None,
+        *,
+        samples: slice = slice(None),
     ) -> None:
-        """Adds consecutive rows; a row with no attended key (a padded query) is left out.
+        """Adds rows of the samples' weights; a row with no attended key (a padded query) is left out.
 
         Args:
-            rows: which queries these rows are, with step 1.
+            rows: the query times of these rows.
             weights: attention weights, before any dropout.
             attended: the pairs that the mask lets attend; all unless given.
+            samples: which samples these are; all unless given.
 
         Raises:
             InputError: a row that does not sum to 1.
         """
-        attended = torch.ones_like(weights, dtype=torch.bool) if attended is None else attended.expand_as(weights)
-        visible = attended.sum(dim=-1)
-        counted = visible > 0
-        _check_rows(weights, counted, rows.start)
-        values = torch.where(attended, weights, 0.0).double()
-        uniform = attended / visible.clamp(min=1).double()[..., None]
-        part = slice(rows.start, rows.stop)
-        if self._shape[2] == self._shape[3]:
-            row = torch.arange(len(rows), device=weights.device)
-            pairs = (slice(None), slice(None), row, row + rows.start)
-            self._diagonal[..., part] = torch.where(counted, values[pairs], _NAN).cpu()
-            self._null[..., part] = torch.where(counted, uniform[pairs], _NAN).cpu()
-        entropy = torch.special.entr(values).sum(dim=-1) / visible.double().log()
-        self._entropy[..., part] = torch.where(visible > 1, entropy, _NAN).cpu()
-        self._key += torch.where(counted[..., None], values, 0.0).sum(dim=-2).cpu()
-        self._key_null += uniform.sum(dim=-2).cpu()
-        self._count += counted.sum(dim=-1, keepdim=True).cpu()
+        times = torch.arange(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows.cpu()
+        values = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        if attended is not None:
+            values = torch.where(attended, values, 0.0)
+        visible = torch.full((1, 1, len(times)), weights.shape[-1]) if attended is None else attended.sum(dim=-1)
+        counted = (visible > 0).expand(weights.shape[:-1])
+        sums = values.sum(dim=-1, dtype=torch.float64)
+        _check_rows(sums, counted, times, weights.dtype, samples.indices(self.samples)[0])
+        share = torch.where(visible > 0, 1 / visible.double(), 0.0)  # of every key in a uniform row
+        entropy = torch.special.entr(values).sum(dim=-1, dtype=torch.float64) / visible.double().log()
+        found = {"entropy": torch.where(visible > 1, entropy, _NAN)}
+        if self.queries == self.keys:
+            pairs = (slice(None), slice(None), torch.arange(len(times)), times)
+            shown = share if attended is None else share * attended[pairs]
+            found["diagonal"] = torch.where(counted, values[pairs].double(), _NAN)
+            found["null"] = torch.where(counted, shown, _NAN)
+        for name, numbers in found.items():
+            self._values[name][samples, :, self._place[times]] = numbers.cpu()
+        self._values["key"][samples] += values.sum(dim=-2, dtype=torch.float64).cpu()
+        null = (
+            share.sum(dim=-1, keepdim=True)
+            if attended is None
+            else (share[..., None, :] @ attended.double())[..., 0, :]
+        )
+        self._values["key_null"][samples] += null.cpu()
+        self._values["count"][samples] += counted.sum(dim=-1, keepdim=True).cpu()
+
+    def arrays(self) -> dict[str, Float[Tensor, "sample head size"]]:
+        """The sums themselves, for files; :meth:`restored` takes them up again."""
+        return dict(self._values)
+
+    @classmethod
+    def restored(
+        cls, arrays: Mapping[str, Tensor], queries: int, keys: int, times: Int[Tensor, " row"]
+    ) -> AttentionStatistics:
+        """The accumulator that :meth:`arrays` was asked of."""
+        self = cls(*arrays["count"].shape[:2], queries, keys, times)
+        self._values = {name: arrays[name] for name in self._values}
+        return self
 
     def diagonal(self) -> Statistic:
         """Mean weight on the diagonal; null: one over the visible keys, 0 in rows whose diagonal is hidden.
@@ -75,17 +122,18 @@ class AttentionStatistics:
         Raises:
             InputError: the weights are not square.
         """
-        if self._shape[2] != self._shape[3]:
-            raise InputError(f"attention weights of {self._shape[2]} x {self._shape[3]} (query, key) have no diagonal.")
-        return _over_rows(self._diagonal, self._null)
+        if self.queries != self.keys:
+            raise InputError(f"attention weights of {self.queries} x {self.keys} (query, key) have no diagonal.")
+        return _over_rows(self._values["diagonal"], self._values["null"])
 
     def entropy(self) -> Statistic:
         """Mean entropy of a row over that of uniform weights; rows with a single visible key are left out."""
-        return _over_rows(self._entropy, torch.where(self._entropy.isnan(), _NAN, 1.0))
+        entropy = self._values["entropy"]
+        return _over_rows(entropy, torch.where(entropy.isnan(), _NAN, 1.0))
 
     def key_sink(self) -> Statistic:
         """Largest mean weight that one key receives; null: the same under uniform weights."""
-        mass, null = self._key / self._count, self._key_null / self._count
+        mass, null = (self._values[name] / self._values["count"] for name in ("key", "key_null"))
         mean = mass.nanmean(dim=(0, 1))
         if mean.isnan().any():
             return Statistic(_NAN, note="no row attends to any key")
@@ -96,10 +144,6 @@ class AttentionStatistics:
             samples=mass.nanmean(dim=1).amax(dim=-1),
             heads=mass.nanmean(dim=0).amax(dim=-1),
         )
-
-
-def _zeros(*shape: int) -> Tensor:
-    return torch.zeros(shape, dtype=torch.float64)
 
 
 def _over_rows(values: Float[Tensor, "sample head query"], null: Float[Tensor, "sample head query"]) -> Statistic:
@@ -115,14 +159,13 @@ def _over_rows(values: Float[Tensor, "sample head query"], null: Float[Tensor, "
     )
 
 
-def _check_rows(weights: Tensor, counted: Tensor, start: int) -> None:
-    sums = weights.double().sum(dim=-1)
-    tolerance = 1e-4 if torch.finfo(weights.dtype).eps < 1e-5 else 2e-2
+def _check_rows(sums: Tensor, counted: Tensor, times: Tensor, dtype: torch.dtype, first: int) -> None:
+    tolerance = 1e-4 if torch.finfo(dtype).eps < 1e-5 else 2e-2
     bad = counted & ~((sums - 1).abs() <= tolerance)
     if bad.any():
         sample, head, row = (int(part) for part in bad.nonzero()[0])
         raise InputError(
-            f"attention weights of sample {sample}, head {head}, row {start + row} sum to "
+            f"attention weights of sample {first + sample}, head {head}, row {int(times[row])} sum to "
             f"{float(sums[sample, head, row]):.4g}, not 1: sink statistics need weights as the softmax gives them; "
             "hand in the weights before dropout (put the layer in eval mode, or take its pre-dropout weights)."
         )
