@@ -50,6 +50,22 @@ def test_engines_and_norms(engine, norm):
     assert maps.engine.startswith({"replicated": "replicated", "rows": "row loop", "vmap": "vmapped"}[engine])
 
 
+@pytest.mark.parametrize("norm", ["frobenius", "rms", "spectral"])
+def test_some_output_times_have_their_own_diagonal(norm):
+    model, times = build("transformer"), torch.tensor([3, 0, 4])
+    maps = norm_maps(lambda tokens: model(tokens)[:, times], TOKENS, norm=norm, times=times)
+    assert_close(maps.total, norm_map(model, TOKENS, norm)[:, times], "maps")
+    without = norm_map(lambda tokens: model(tokens) - tokens, TOKENS, norm)
+    assert_close(maps.diagonal, without.diagonal(dim1=1, dim2=2)[:, times], "maps")
+
+
+def test_outputs_that_are_left_out_leave_no_note():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        maps = norm_maps(lambda tokens: tokens[:, :2].cumsum(dim=1), TOKENS, times=torch.tensor([0, 1]))
+    assert maps.notes == []
+
+
 @pytest.mark.parametrize("chunk", [1, 4, 7, 1000])
 @pytest.mark.parametrize("norm", ["frobenius", "spectral"])
 def test_chunks_do_not_change_the_numbers(chunk, norm):

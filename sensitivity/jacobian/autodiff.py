@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from sensitivity import checks
@@ -35,6 +35,7 @@ def norm_maps(
     probes: int | None = None,
     generator: torch.Generator | None = None,
     stochastic: bool = False,
+    times: Int[Tensor, " query"] | None = None,
 ) -> NormMaps:
     r"""Norms of every block :math:`J_{ij} = \partial h_i / \partial x_j` of each sample's own Jacobian.
 
@@ -58,6 +59,7 @@ def norm_maps(
         probes: random vectors per query time, at least 2.
         generator: draws the probes, and the seed of a random function; seed 0 unless given.
         stochastic: lets a function through that is random (dropout in train mode): one draw per Jacobian.
+        times: the input times that the output times belong to, where the function puts out some of them only.
 
     Returns:
         Norm maps ``(sample, query, key)`` in the type of the tokens (float32 for half precision), with the engine that
@@ -75,12 +77,16 @@ def norm_maps(
     with exact_arithmetic():
         trial = _examined(function, tokens, options)
         cotangents, notes = _cotangents(trial, options)
-        square = (trial.length, trial.out) == tuple(tokens.shape[1:])
-        reduction = (SpectralMaps if norm == "spectral" else FrobeniusMaps)(tokens, cotangents, square)
+        own = times
+        if times is None and trial.length == tokens.shape[1]:
+            own = torch.arange(trial.length, device=tokens.device)
+        own = own if trial.out == tokens.shape[2] else None
+        reduction = (SpectralMaps if norm == "spectral" else FrobeniusMaps)(tokens, cotangents, own)
         words, more = _run(function, tokens, trial, cotangents, reduction, options)
     maps = reduction.maps(norm)
     maps.engine, maps.notes = words, [*notes, *more]
-    _warn_if_unused(maps)
+    if times is None:  # some outputs say nothing of the others
+        _warn_if_unused(maps)
     return maps
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from sensitivity.errors import RunError
@@ -24,15 +24,22 @@ class Reduction(Protocol):
 
 
 class FrobeniusMaps:
-    """Squared Frobenius norms, summed over rows in float64; from probes, their mean and its standard error."""
+    """Squared Frobenius norms, summed over rows in float64; from probes, their mean and its standard error.
 
-    def __init__(self, tokens: Tensor, cotangents: Cotangents, square: bool) -> None:
+    Args:
+        tokens: where the derivative is taken.
+        cotangents: the rows.
+        times: the input time that is each query's own, so that the identity can be taken off; None if there is none.
+    """
+
+    def __init__(self, tokens: Tensor, cotangents: Cotangents, times: Int[Tensor, " query"] | None) -> None:
         self.cotangents = cotangents
         self.like = tokens
         shape = (tokens.shape[0], cotangents.queries, tokens.shape[1])
         self.squares = torch.zeros(shape, dtype=torch.float64, device=tokens.device)
         self.fourths = torch.zeros_like(self.squares) if cotangents.signs is not None else None
-        self.diagonal = self.squares.new_zeros(shape[:2]) if square else None
+        self.times = times
+        self.diagonal = None if times is None else self.squares.new_zeros(shape[:2])
 
     def add(self, chunk: Rows) -> None:
         """Adds the squares of the rows' entries, key by key."""
@@ -42,9 +49,9 @@ class FrobeniusMaps:
         self.squares[chunk.samples].index_add_(1, queries, squares)
         if self.fourths is not None:
             self.fourths[chunk.samples].index_add_(1, queries, squares.square())
-        if self.diagonal is not None:
+        if self.diagonal is not None and self.times is not None:
             index = torch.arange(len(queries), device=queries.device)
-            moved = (chunk.gradients[:, index, queries] - chunk.vectors).double().square().sum(dim=-1)
+            moved = (chunk.gradients[:, index, self.times[queries]] - chunk.vectors).double().square().sum(dim=-1)
             self.diagonal[chunk.samples].index_add_(1, queries, moved)
 
     def maps(self, norm: str) -> NormMaps:
@@ -65,15 +72,16 @@ class FrobeniusMaps:
 
 
 class SpectralMaps:
-    """Largest singular values, from the blocks of one query at a time."""
+    """Largest singular values, from the blocks of one query at a time; arguments as in ``FrobeniusMaps``."""
 
-    def __init__(self, tokens: Tensor, cotangents: Cotangents, square: bool) -> None:
+    def __init__(self, tokens: Tensor, cotangents: Cotangents, times: Int[Tensor, " query"] | None) -> None:
         self.cotangents = cotangents
         self.like = tokens
         self.dtype = torch.promote_types(tokens.dtype, torch.float32)
         samples, length = tokens.shape[:2]
         self.total = torch.zeros(samples, cotangents.queries, length, dtype=self.dtype, device=tokens.device)
-        self.diagonal = self.total.new_zeros(samples, cotangents.queries) if square else None
+        self.times = times
+        self.diagonal = None if times is None else self.total.new_zeros(samples, cotangents.queries)
         self.waiting: dict[tuple[int, int], list[Tensor]] = {}
 
     def add(self, chunk: Rows) -> None:
@@ -88,9 +96,9 @@ class SpectralMaps:
 
     def _finish(self, samples: slice, query: int, blocks: Float[Tensor, "sample out key in"]) -> None:
         self.total[samples, query] = largest_singular_value(blocks.transpose(1, 2))
-        if self.diagonal is not None:
+        if self.diagonal is not None and self.times is not None:
             one = torch.eye(blocks.shape[1], dtype=self.dtype, device=blocks.device)
-            self.diagonal[samples, query] = largest_singular_value(blocks[:, :, query] - one)
+            self.diagonal[samples, query] = largest_singular_value(blocks[:, :, self.times[query]] - one)
 
     def maps(self, norm: str) -> NormMaps:
         """The norms; ``norm`` is the spectral one."""

@@ -29,9 +29,11 @@ def attended_and_counted(
     if attention.padding is None:
         return attended, counted
     attended = attended & ~attention.padding[:, None, rows, None]
-    return attended, counted & ~left_out(attention.padding)[:, rows]
+    return attended, counted & ~left_out(attention.padding, rows)
 
 
-def left_out(padding: Bool[Tensor, "sample time"]) -> Bool[Tensor, "sample time time"]:
-    """The rows and columns of padded positions."""
-    return padding[:, :, None] | padding[:, None, :]
+def left_out(
+    padding: Bool[Tensor, "sample time"], rows: Int[Tensor, " row"] | None = None
+) -> Bool[Tensor, "sample row time"]:
+    """The rows and columns of padded positions; all rows, or some."""
+    return (padding if rows is None else padding[:, rows])[:, :, None] | padding[:, None, :]

@@ -112,7 +112,8 @@ class AttentionStatistics:
         cls, arrays: Mapping[str, Tensor], queries: int, keys: int, times: Int[Tensor, " row"]
     ) -> AttentionStatistics:
         """The accumulator that :meth:`arrays` was asked of."""
-        self = cls(*arrays["count"].shape[:2], queries, keys, times)
+        samples, heads, _ = arrays["count"].shape
+        self = cls(samples, heads, queries, keys, times)
         self._values = {name: arrays[name] for name in self._values}
         return self
 
