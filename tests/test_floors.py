@@ -20,7 +20,7 @@ FLOORS = (
     {"measure"},
     {"sweep", "training"},
     {"plot"},
-    {"report"},
+    {"report", "reproduction"},
     {"__init__"},  # the public API, which commands may use
     {"cli"},
 )

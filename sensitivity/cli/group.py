@@ -19,6 +19,7 @@ from sensitivity.errors import InputError, RunError, SensitivityWarning
 COMMANDS = {
     "demo": "The tour: train a small model on a synthetic city, measure it.",
     "train": "Train a forecaster and test it beside the naive forecasts.",
+    "reproduce": "Train the paper's variants over several seeds; compare and measure them.",
     "measure": "Measure how much every output time depends on every input time.",
     "theory": "Print the derivations and bounds.",
     "verify": "Check closed forms and bounds against autodiff.",

@@ -9,40 +9,19 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from sensitivity.cli.options import device_option, seed_option
+from sensitivity.cli.options import seed_option
+from sensitivity.cli.training_options import training_options
 
 _PLACE = ("out", "resume", "device", "tensorboard")
 
 
 @click.command(name="train")
-@click.option("--data", default="synthetic", show_default=True, metavar="FILE", help="Traffic file (.h5, .npz, .npy, "
-              ".csv), or 'synthetic' (also 'synthetic:nodes=10,days=7').")  # fmt: skip
-@click.option("--graph", metavar="FILE", help="Road graph, for --spatial distance.")
-@click.option("--protocol", type=click.Choice(["dcrnn", "paper"]), default="dcrnn", show_default=True,
-              help="Split and scaler.")  # fmt: skip
+@training_options()
 @click.option("--variant", type=click.Choice(["none", "no-residual", "mask", "dropout", "penalty"]), default="none",
               show_default=True, help="What is done to the diagonal.")  # fmt: skip
-@click.option("--depth", type=int, default=2, show_default=True, help="Blocks (published: 12).")
-@click.option("--dim", type=int, default=32, show_default=True, help="Width (published: 72).")
-@click.option("--heads", type=int, default=4, show_default=True, help="Attention heads (published: 8).")
-@click.option("--spatial", type=click.Choice(["as_published", "adaptive", "distance", "none"]), show_default=True,
-              default="as_published", help="How nodes are mixed; 'as_published' does not mix them.")  # fmt: skip
-@click.option("--dropout", type=float, default=0.1, show_default=True, help="Dropout of the model.")
-@click.option("--epochs", type=int, default=30, show_default=True, help="Passes over the training windows.")
-@click.option("--batch-size", type=int, default=128, show_default=True, help="Windows in a step.")
-@click.option("--lr", type=float, default=2e-4, show_default=True, help="Highest learning rate.")
-@click.option("--weight-decay", type=float, default=0.01, show_default=True, help="Of AdamW.")
-@click.option("--clip", type=float, default=5.0, show_default=True, help="Largest norm of the gradient.")
-@click.option("--patience", type=int, default=20, show_default=True, help="Epochs without a better validation error.")
 @seed_option()
-@click.option("--dropout-rate", type=float, default=0.1, show_default=True, help="For --variant dropout.")
-@click.option("--where", type=click.Choice(["logits", "weights"]), default="logits", show_default=True,
-              help="For --variant dropout.")  # fmt: skip
-@click.option("--shared", is_flag=True, help="For --variant dropout: one draw for all samples and heads.")
-@click.option("--penalty-value", type=float, default=-0.05, show_default=True, help="For --variant penalty.")
 @click.option("--out", required=True, metavar="DIR", help="Folder of the run.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out from its last completed epoch.")
-@device_option()
 @click.option("--tensorboard", is_flag=True, help="Also write a TensorBoard log.")
 @click.pass_context
 def command(ctx: click.Context, **options: Any) -> None:

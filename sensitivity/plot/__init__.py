@@ -9,6 +9,7 @@ from sensitivity.plot.heatmap import heatmap
 from sensitivity.plot.paths import path_shares
 from sensitivity.plot.profiles import lag_profile, primacy_profile
 from sensitivity.plot.style import grid, save
+from sensitivity.plot.variants import variants
 
 __all__ = [
     "attention",
@@ -20,4 +21,5 @@ __all__ = [
     "path_shares",
     "primacy_profile",
     "save",
+    "variants",
 ]

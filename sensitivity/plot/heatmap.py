@@ -34,6 +34,7 @@ def heatmap(
     limits: tuple[float, float] | None = None,
     cells: int = 256,
     legend: bool = True,
+    bar: bool = True,
 ) -> Axes:
     """Draws a map: queries downwards, keys to the right; zeros and masked pairs in colours of their own.
 
@@ -49,6 +50,7 @@ def heatmap(
         limits: lowest and highest value of the colour scale, to compare several maps.
         cells: a longer map is drawn in blocks, each in the colour of its largest visible value, and says so.
         legend: whether to explain the colours of zeros and masked pairs.
+        bar: whether to draw the colour bar; one may serve several maps of the same ``limits``.
 
     Raises:
         InputError: a visible value that is negative or not finite; axes that are not (query, key).
@@ -67,7 +69,7 @@ def heatmap(
     size = (image.shape[0] * block, image.shape[1] * block)
     extent = (-0.5, size[1] - 0.5, size[0] - 0.5, -0.5)
     _background(ax, image, seen, extent)
-    _colours(ax, np.ma.masked_where(~(image > 0), image), extent, log, limits, _label(label, block))
+    _colours(ax, np.ma.masked_where(~(image > 0), image), extent, log, limits, _label(label, block) if bar else None)
     ax.set(xlim=(-0.5, shown.shape[1] - 0.5), ylim=(shown.shape[0] - 0.5, -0.5), xlabel=style.KEY, ylabel=style.QUERY)
     ax.set_aspect("equal" if shown.shape[0] == shown.shape[1] else "auto")
     style.step_ticks(ax.xaxis)
@@ -125,9 +127,9 @@ def _colours(
     extent: tuple[float, float, float, float],
     log: bool,
     limits: tuple[float, float] | None,
-    label: str,
+    label: str | None,
 ) -> None:
-    """The positive cells and their colour scale; no scale where no cell is positive."""
+    """The positive cells and their colour scale, with a bar if there is a label; no scale where none is positive."""
     if limits is None and image.count() == 0:
         return
     low, high = limits or (float(image.min()), float(image.max()))
@@ -138,6 +140,8 @@ def _colours(
     norm = LogNorm(*span) if log else Normalize(low if limits else 0.0, span[1])
     colours = matplotlib.colormaps[style.COLOUR_MAP].with_extremes(bad=(0, 0, 0, 0))
     drawn = ax.imshow(image, cmap=colours, norm=norm, extent=extent, interpolation="nearest", aspect="auto")
+    if label is None:
+        return
     figure = ax.get_figure()
     assert figure is not None
     bar = figure.colorbar(drawn, ax=ax, extend="min" if cut else "neither", label=label, shrink=0.9)
