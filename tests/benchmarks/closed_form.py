@@ -1,0 +1,85 @@
+"""The closed-form map beside the layer's own forward pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import sensitivity
+from benchmarks.subjects import attention, tokens
+from benchmarks.tables import Cell, Findings, Table, Target
+from benchmarks.timing import Job, interleaved, median, ratio, spread
+
+ABOUT = """The whole $T \\times T$ map of Frobenius norms of one attention layer (`measure(layer, tokens)`, one
+sample, all that the call returns included) against the forward pass of the same layer under `no_grad`, which runs
+torch's fused attention kernel; and the maps of all four paths at once (`paths=True`) against the one total map. The
+second table sets the same maps against two slower forward passes: torch's own layer, and $\\mathrm{softmax}(QK^T)V$
+written out."""
+
+SHAPES = {(64, 4): 3.0, (72, 8): 3.0, (64, 1): 12.0}  # (dim, heads): times the forward pass that a map may take
+PATHS = 2.0
+
+
+def run(
+    shapes: dict[tuple[int, int], float] = SHAPES, lengths: tuple[int, ...] = (2048, 4096), rounds: int = 9
+) -> Findings:
+    """Times every shape at every length."""
+    first = Table(
+        f"Medians of {rounds} rounds; the range is that of the ratio over rounds.",
+        {"layer": "", "T": "", "forward": "s", "map": "s", "map / forward": "x", "range": ""}
+        | {"four paths": "s", "paths / map": "x"},
+    )
+    second = Table(
+        "The same maps against other forward passes.",
+        {
+            "layer": "",
+            "T": "",
+            "`nn.MultiheadAttention`": "s",
+            "map over it": "x",
+            "written out": "s",
+            "map over that": "x",
+        },
+    )
+    maps: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+    paths: list[float] = []
+    for shape in shapes:
+        for length in lengths:
+            times = interleaved(_jobs(*shape, length), rounds)
+            label: list[Cell] = [f"D={shape[0]}, H={shape[1]}", length]
+            over = {name: ratio(times["map"], times[name]) for name in ("forward", "stock", "written out")}
+            maps[shape].append(over["forward"])
+            paths.append(ratio(times["paths"], times["map"]))
+            middle = {name: median(found) for name, found in times.items()}
+            quotients = spread(times["map"], times["forward"])
+            first.rows.append(
+                [*label, middle["forward"], middle["map"], over["forward"], quotients, middle["paths"], paths[-1]]
+            )
+            second.rows.append([*label, middle["stock"], over["stock"], middle["written out"], over["written out"]])
+    return Findings([first, second], _targets(shapes, lengths, maps, paths))
+
+
+def _jobs(dim: int, heads: int, length: int) -> dict[str, Job]:
+    layer, data = attention(dim, heads), tokens(length, dim)
+    stock = nn.MultiheadAttention(dim, heads, batch_first=True).eval()
+    written = sensitivity.SoftmaxAttention.from_module(layer)
+    return {
+        "forward": torch.no_grad()(lambda: layer(data)),
+        "map": lambda: sensitivity.measure(layer, data),
+        "paths": lambda: sensitivity.measure(layer, data, paths=True),
+        "stock": torch.no_grad()(lambda: stock(data, data, data, need_weights=False)),
+        "written out": torch.no_grad()(lambda: written(data)),
+    }
+
+
+def _targets(
+    shapes: dict[tuple[int, int], float],
+    lengths: tuple[int, ...],
+    maps: dict[tuple[int, int], list[float]],
+    paths: list[float],
+) -> list[Target]:
+    where = " and ".join(f"{length:,}" for length in lengths)
+    targets = [
+        Target(f"map over forward pass, D={dim}, H={heads}, worse of T={where}", max(maps[dim, heads]), limit)
+        for (dim, heads), limit in shapes.items()
+    ]
+    return [*targets, Target("four paths over one map, worst of all", max(paths), PATHS)]
