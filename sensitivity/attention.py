@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sensitivity import checks
+from sensitivity import checks, diagonal_bias
 from sensitivity.describers import describer, known_kinds
 from sensitivity.errors import InputError
 
@@ -24,7 +23,7 @@ class SoftmaxAttention:
     .. math::
 
         s_{ij} = c \langle W_Q x_i + b_Q, W_K x_j + b_K \rangle + B_{ij}, \quad a_i = \mathrm{softmax}_j(s_{i\cdot}),
-        \quad h_i = [x_i] + \sum_h W_O \sum_j m_{ij} a_{ij} (W_V x_j + b_V) + b_O
+        \quad h_i = g\, x_i + \sum_h W_O \sum_j m_{ij} a_{ij} (W_V x_j + b_V) + b_O
 
     Attributes:
         query_weight: :math:`W_Q`, ``(head, width, dim)``.
@@ -39,10 +38,13 @@ class SoftmaxAttention:
         bias: the additive part of :math:`B` that is given as numbers, broadcast to ``(sample, head, query, key)``;
             ``-inf`` hides a pair.
         causal: hides every key after the query.
-        diagonal_bias: added to the logits of the diagonal: a penalty, or ``-inf`` for the hard diagonal mask. Where the
-            diagonal is the only visible key of a row it stays visible, so that the row is defined.
+        diagonal_bias: added to the logits of the diagonal: a penalty, one for each head ``(head,)``, or ``-inf`` for
+            the hard diagonal mask. Where the diagonal is the only visible key of a row it stays visible, so that the
+            row is defined.
+        diagonal_length: :math:`T_0`, for a penalty that follows the length: a row that sees n other keys then has
+            ``diagonal_bias`` :math:`+ \log(n / (T_0 - 1))`. None for the same penalty everywhere.
         padding: True at padded positions, ``(sample, time)``: hidden as keys, and left out as queries.
-        residual: whether :math:`x_i` is added.
+        residual: the factor g on the residual :math:`x_i`: True for 1, False for none, a number for a gate.
         multiplier: :math:`m_{ij}`, sampled factors on the weights after the softmax, broadcast to
             ``(sample, head, query, key)``.
 
@@ -62,9 +64,10 @@ class SoftmaxAttention:
     scale: float = None  # type: ignore[assignment]  # becomes 1 / sqrt(width)
     bias: Tensor | None = None
     causal: bool = False
-    diagonal_bias: float = 0.0
+    diagonal_bias: float | int | Float[Tensor, " diagonal_head"] = 0.0
+    diagonal_length: int | None = None
     padding: Bool[Tensor, "sample time"] | None = None
-    residual: bool = False
+    residual: bool | float | int = False
     multiplier: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -86,8 +89,9 @@ class SoftmaxAttention:
                 checks.finite(value, f"the attention layer's {name}")
         if self.bias is not None and not (self.bias < math.inf).all():
             raise InputError("the attention layer's bias holds NaN or +inf; use -inf to hide a pair.")
-        if math.isnan(self.diagonal_bias) or self.diagonal_bias == math.inf:
-            raise InputError(f"diagonal_bias must be finite or -inf, not {self.diagonal_bias}.")
+        if not math.isfinite(self.residual):
+            raise InputError(f"residual must be True, False or a finite factor, not {self.residual}.")
+        diagonal_bias.check(self.diagonal_bias, self.diagonal_length, heads)
         object.__setattr__(self, "scale", 1 / math.sqrt(width) if self.scale is None else float(self.scale))
         for name in ("bias", "multiplier"):
             value = getattr(self, name)
@@ -129,13 +133,15 @@ class SoftmaxAttention:
     # -- construction --------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_module(cls, module: nn.Module, residual: bool | None = None, **options: Any) -> SoftmaxAttention:
+    def from_module(
+        cls, module: nn.Module, residual: bool | float | int | None = None, **options: Any
+    ) -> SoftmaxAttention:
         """Describes an attention module: ours, ``torch.nn.MultiheadAttention``, or any class with an adapter.
 
         Args:
             module: the layer; its weights are detached, never copied or changed.
-            residual: whether the description adds the residual connection around the module; None takes what the module
-                itself does (``torch.nn.MultiheadAttention`` adds none).
+            residual: whether the description adds the residual connection around the module, or its factor; None takes
+                what the module itself does (``torch.nn.MultiheadAttention`` adds none).
             **options: what the module's adapter takes, such as a mask.
 
         Raises:
@@ -157,7 +163,7 @@ class SoftmaxAttention:
         dim: int,
         heads: int,
         seed: int = 0,
-        residual: bool = True,
+        residual: bool | float | int = True,
         *,
         biases: bool = False,
         gain: float = 1.0,
@@ -172,7 +178,7 @@ class SoftmaxAttention:
             dim: features of a token.
             heads: number of heads; must divide ``dim``.
             seed: seed of the generator; the global state is not touched.
-            residual: whether the residual connection is part of the layer.
+            residual: whether the residual connection is part of the layer, or the factor of its gate.
             biases: whether queries, keys, values and outputs have (small random) biases.
             gain: factor on the query and key weights.
             dtype: floating type of the weights.
@@ -181,7 +187,7 @@ class SoftmaxAttention:
         Raises:
             InputError: ``dim`` is not divisible by ``heads``, or ``gain`` is not finite.
         """
-        width = head_width(dim, heads)
+        width = checks.head_width(dim, heads)
         if not math.isfinite(gain):
             raise InputError(f"gain must be a finite number, not {gain}.")
         generator = torch.Generator().manual_seed(seed)
@@ -214,9 +220,11 @@ class SoftmaxAttention:
             "biases": any(getattr(self, name) is not None for name in ("query_bias", "key_bias", "value_bias")),
             "bias": self.bias is not None,
             "causal": self.causal,
-            f"diagonal_bias={self.diagonal_bias:g}": self.diagonal_bias != 0,
+            f"diagonal_bias={diagonal_bias.in_words(self.diagonal_bias, self.diagonal_length)}": self._hides_diagonal
+            or diagonal_bias.adds(self.diagonal_bias, self.diagonal_length),
             "padding": self.padding is not None,
-            "residual": self.residual,
+            "residual": self.residual == 1,
+            f"residual={self.residual:g}": self.residual not in (0, 1),
             "multiplier": self.multiplier is not None,
         }
         parts = [f"dim={self.dim}", f"heads={self.heads}", *(name for name, there in marks.items() if there)]
@@ -241,7 +249,7 @@ class SoftmaxAttention:
     @property
     def masked(self) -> bool:
         """Whether anything can hide a pair."""
-        return self.causal or self.bias is not None or self.padding is not None or self.diagonal_bias == -math.inf
+        return self.causal or self.bias is not None or self.padding is not None or self._hides_diagonal
 
     def hidden(self, length: int, rows: Tensor | None = None) -> Bool[Tensor, "#sample #head row key"]:
         """Which pairs the mask hides at this length: causality, ``-inf`` in the biases, padded keys.
@@ -261,7 +269,7 @@ class SoftmaxAttention:
             if self.padding.shape[-1] != length:
                 raise InputError(f"padding covers {self.padding.shape[-1]} positions, but there are {length} tokens.")
             hidden = hidden | self.padding[:, None, None, :]
-        if self.diagonal_bias == -math.inf:
+        if self._hides_diagonal:
             diagonal = keys == rows[:, None]
             others = (~hidden & ~diagonal).any(dim=-1, keepdim=True)
             hidden = hidden | (diagonal & others)
@@ -288,12 +296,13 @@ class SoftmaxAttention:
         if self.bias is not None:
             bias = self._fitted("bias", length, rows)
             scores = scores + torch.where(torch.isneginf(bias), 0.0, bias).to(scores.dtype)
-        if self.diagonal_bias not in (0.0, -math.inf):
+        hidden = self.hidden(length, rows) if self.masked else None
+        if diagonal_bias.adds(self.diagonal_bias, self.diagonal_length):
             on_diagonal = torch.arange(length, device=rows.device) == rows[:, None]
-            scores = scores + self.diagonal_bias * on_diagonal.to(scores.dtype)
-        if not self.masked:
+            penalty = diagonal_bias.of_rows(self.diagonal_bias, self.diagonal_length, on_diagonal, hidden, scores.dtype)
+            scores = scores + penalty[..., None] * on_diagonal
+        if hidden is None:
             return scores
-        hidden = self.hidden(length, rows)
         self.check_rows(hidden, rows)
         return scores.masked_fill(hidden, -math.inf)
 
@@ -339,9 +348,13 @@ class SoftmaxAttention:
         out = torch.einsum("shqv,hov->sqo", weights @ value, self.output_weight)
         if self.output_bias is not None:
             out = out + self.output_bias
-        return out + tokens if self.residual else out
+        return out + float(self.residual) * tokens if self.residual else out
 
     # -- helpers -------------------------------------------------------------------------------------------------
+
+    @property
+    def _hides_diagonal(self) -> bool:
+        return not isinstance(self.diagonal_bias, Tensor) and self.diagonal_bias == -math.inf
 
     def check_rows(self, hidden: Bool[Tensor, "#sample #head row key"], rows: Int[Tensor, " row"]) -> None:
         """Refuses a mask under which a position that is not padding attends to nothing."""
@@ -368,21 +381,6 @@ class SoftmaxAttention:
     def _tensors(self) -> dict[str, Tensor]:
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: value for name, value in fields if isinstance(value, Tensor)}
-
-
-def head_width(dim: int, heads: int) -> int:
-    """Width of one head.
-
-    Raises:
-        InputError: ``dim`` is not a positive multiple of ``heads``, or one of them is not an integer.
-    """
-    for name, value in (("dim", dim), ("heads", heads)):
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise InputError(f"{name} must be an integer, not {value!r}.")
-    if heads < 1 or dim < 1 or dim % heads:
-        nearest = f"; nearest that fit: {dim - dim % heads} and {dim - dim % heads + heads}" if 1 <= heads < dim else ""
-        raise InputError(f"dim={dim} is not divisible by heads={heads}{nearest}.")
-    return dim // heads
 
 
 def _project(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -100,3 +101,18 @@ def lengths(values: list[int] | tuple[int, ...]) -> list[int]:
         if value < 1:
             raise InputError(f"lengths must be at least 1, not {value}.")
     return sorted(set(values))
+
+
+def head_width(dim: int, heads: int) -> int:
+    """Width of one head.
+
+    Raises:
+        InputError: ``dim`` is not a positive multiple of ``heads``, or one of them is not an integer.
+    """
+    for name, value in (("dim", dim), ("heads", heads)):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise InputError(f"{name} must be an integer, not {value!r}.")
+    if heads < 1 or dim < 1 or dim % heads:
+        nearest = f"; nearest that fit: {dim - dim % heads} and {dim - dim % heads + heads}" if 1 <= heads < dim else ""
+        raise InputError(f"dim={dim} is not divisible by heads={heads}{nearest}.")
+    return dim // heads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import platform
 from typing import Any, SupportsIndex
@@ -30,7 +31,7 @@ def measure(
     norm: Norm = "frobenius",
     paths: bool = False,
     heads: bool = False,
-    residual: bool | None = None,
+    residual: bool | float | int | None = None,
     backend: str = "auto",
     seed: SupportsIndex = 0,
     padding: Tensor | None = None,
@@ -56,9 +57,9 @@ def measure(
         norm: ``frobenius``, ``rms`` (1 for the identity at any width) or ``spectral``.
         paths: also the maps of the residual, value, key and query paths (attention layers only).
         heads: also the map of each head (attention layers only).
-        residual: attention layers: whether the identity of a residual connection is part of the layer; None takes what
-            the layer does. Other models: False says that there is no residual path, so that the residual-removed
-            statistics equal the raw ones.
+        residual: attention layers: whether the identity of a residual connection is part of the layer, or the factor of
+            its gate; None takes what the layer does. Other models: False says that there is no residual path, so that
+            the residual-removed statistics equal the raw ones.
         backend: ``closed_form``, ``autodiff``, or ``auto``: the closed form wherever there is one.
         seed: seed of the measurement's own generator (probes, stochastic draws).
         padding: True at padded positions; they are left out as rows and columns. An attention layer also hides them.
@@ -94,6 +95,7 @@ def measure(
         else:
             target.refuse_parts(paths, heads)
             options = {"norm": norm, "chunk": chunk, "memory": budget, "probes": probes}
+            options["residual"] = float(target.residual)
             maps = _by_autodiff(target, options, seed, stochastic)
     return _result(target, maps, norm, seed, layer, residual)
 
@@ -104,7 +106,7 @@ def blocks(
     *,
     layer: str | None = None,
     paths: bool = False,
-    residual: bool | None = None,
+    residual: bool | float | int | None = None,
     backend: str = "auto",
     padding: Tensor | None = None,
     select: Any = None,
@@ -161,8 +163,8 @@ def _check_types(layer: Any, residual: Any, dtype: Any, chunk: Any, seed: Any = 
         raise InputError(
             f"layer must be the dotted name of a submodule, not {layer!r}; leave it out for the whole model."
         )
-    if residual is not None and not isinstance(residual, bool):
-        raise InputError(f"residual must be True, False or None, not {residual!r}.")
+    if residual is not None and not (isinstance(residual, bool | int | float) and math.isfinite(residual)):
+        raise InputError(f"residual must be True, False, a finite factor or None, not {residual!r}.")
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise InputError(f"dtype must be a floating type such as torch.float64, not {dtype!r}.")
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int)):
@@ -203,15 +205,13 @@ def _by_autodiff(target: Target, options: dict[str, Any], seed: int, stochastic:
 
 
 def _result(
-    target: Target, maps: NormMaps, norm: Norm, seed: int, layer: str | None, residual: bool | None
+    target: Target, maps: NormMaps, norm: Norm, seed: int, layer: str | None, residual: bool | float | None
 ) -> SensitivityMap:
     attended, visible = _visible(target, maps)
     norms = maps.total
     if target.padding is not None:
         norms = norms.masked_fill(left_out(target.padding), torch.nan)
     diagonal = maps.diagonal if maps.total.shape[1] == maps.total.shape[2] else None
-    if target.attention is None and not target.residual and diagonal is not None:
-        diagonal = norms.diagonal(dim1=-2, dim2=-1)
     if diagonal is not None and target.padding is not None:
         diagonal = diagonal.masked_fill(target.padding, torch.nan)
     return SensitivityMap(
@@ -250,7 +250,9 @@ def _visible(target: Target, maps: NormMaps) -> tuple[Tensor | None, Tensor]:
     return None, visible if target.padding is None else visible & ~left_out(target.padding)
 
 
-def _provenance(target: Target, maps: NormMaps, seed: int, layer: str | None, residual: bool | None) -> dict[str, Any]:
+def _provenance(
+    target: Target, maps: NormMaps, seed: int, layer: str | None, residual: bool | float | None
+) -> dict[str, Any]:
     from sensitivity import __version__
 
     return {

@@ -31,7 +31,7 @@ class Target:
         attention: its description, where it has one.
         name: what it is called.
         why: why it has no description, where it is an attention layer of a kind that has.
-        residual: whether the identity counts as a residual path of the function.
+        residual: the factor of the identity that counts as a residual path of the function; True for 1.
         padding: True at padded positions.
         notes: what the reader should know.
     """
@@ -41,21 +41,22 @@ class Target:
     attention: SoftmaxAttention | None
     name: str
     why: str = ""
-    residual: bool = True
+    residual: bool | float | int = True
     padding: Bool[Tensor, "sample time"] | None = None
     notes: list[str] = field(default_factory=list)
 
-    def with_residual(self, residual: bool | None) -> Target:
+    def with_residual(self, residual: bool | float | int | None) -> Target:
         """The target with the residual path that the caller asks for."""
         if self.attention is None:
-            return replace(self, residual=residual is not False)
+            return replace(self, residual=True if residual is None else residual)
         if residual is None or residual == self.attention.residual:
             return replace(self, residual=self.attention.residual)
-        attention, function, sign = replace(self.attention, residual=residual), self.function, 1 if residual else -1
+        attention, function = replace(self.attention, residual=residual), self.function
+        more = float(residual) - float(self.attention.residual)
         return replace(
             self,
             attention=attention,
-            function=attention if function is self.attention else lambda tokens: function(tokens) + sign * tokens,
+            function=attention if function is self.attention else lambda tokens: function(tokens) + more * tokens,
             residual=residual,
         )
 
@@ -103,7 +104,7 @@ def find_target(
     model: Model | Any,
     tokens: Any,
     layer: str | None,
-    residual: bool | None,
+    residual: bool | float | int | None,
     padding: Tensor | None,
     select: Any,
     dtype: torch.dtype | None,

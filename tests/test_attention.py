@@ -12,7 +12,7 @@ from tolerances import assert_close
 from torch.nn import functional
 
 from sensitivity import InputError, SoftmaxAttention
-from sensitivity.attention import head_width
+from sensitivity.checks import head_width
 
 
 def layer(**options):

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FLOORS = (
     {"errors"},
-    {"checks", "describers", "files", "modules"},
+    {"checks", "describers", "diagonal_bias", "files", "modules"},
     {"attention", "statistics", "fit"},
     {"layers", "traffic"},
     {"adapters", "jacobian", "result", "models"},

@@ -94,7 +94,8 @@ def limit(causal: bool, lengths: Sequence[int], limits: tuple[float, float], err
 
 
 def _limits(causal: bool, lengths: Sequence[int], limits: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    off = [math.sqrt(max(0.0, limits[0]) * _inverse_square(length, causal)) for length in lengths]
+    # in this order max() hands NaN on: no limit is known
+    off = [math.sqrt(max(limits[0], 0.0) * _inverse_square(length, causal)) for length in lengths]
     return torch.tensor(off, dtype=torch.float64), torch.full((len(off),), limits[1], dtype=torch.float64)
 
 

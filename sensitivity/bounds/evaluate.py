@@ -74,9 +74,8 @@ def diagonal_lower(problem: Problem) -> Comparison:
         raise NotApplicableError("there is no residual connection to keep the diagonal from vanishing")
     cloud, own = problem.cloud, problem.local[2]
     gradient = torch.linalg.vector_norm(problem.gradients, dim=-1)
-    bound = rowwise.diagonal_lower(
-        problem.constants, own, gradient, cloud.inner_radius[:, None], cloud.inner_query[:, None]
-    )
+    residual, inner = problem.attention.residual, (cloud.inner_radius[:, None], cloud.inner_query[:, None])
+    bound = rowwise.diagonal_lower(problem.constants, residual, own, gradient, *inner)
     if not (bound > 0).any():
         raise NotApplicableError("attention is strong in every output direction, so that it could cancel the residual")
     found = _per_token(problem, bound)

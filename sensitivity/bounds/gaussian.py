@@ -52,11 +52,11 @@ def limit_off_diagonal(layer: LayerConstants, tokens: Tokens) -> float:
     return total
 
 
-def limit_diagonal(layer: LayerConstants, tokens: Tokens, residual: bool) -> float:
-    r"""Frobenius norm of the limit of a diagonal block, :math:`I + \sum_h M_h S N_h`."""
+def limit_diagonal(layer: LayerConstants, tokens: Tokens, residual: float | int) -> float:
+    r"""Frobenius norm of the limit of a diagonal block, :math:`g I + \sum_h M_h S N_h`."""
     limit = torch.einsum("hod,de,hek->ok", layer.value_maps, tokens.covariance, layer.score_maps)
     if residual:
-        limit = limit + torch.eye(limit.shape[0], dtype=limit.dtype, device=limit.device)
+        limit = limit + residual * torch.eye(limit.shape[0], dtype=limit.dtype, device=limit.device)
     return float(torch.linalg.matrix_norm(limit))
 
 

@@ -15,14 +15,14 @@ from sensitivity.bounds.layer import LayerConstants
 STEPS = 30
 
 
-def upper(constants: LayerConstants, ball: BallConstants, residual: bool, length: int) -> float:
-    r""":math:`1 + \sum_h R^2 \kappa_h + \sqrt T \sum_h (|M_h| + w_h \rho_h)`.
+def upper(constants: LayerConstants, ball: BallConstants, residual: float | int, length: int) -> float:
+    r""":math:`|g| + \sum_h R^2 \kappa_h + \sqrt T \sum_h (|M_h| + w_h \rho_h)`.
 
     The value and key paths of a head map :math:`(y_j)` to :math:`\sum_j a_{ij} (M y_j + (u_j - \bar u_i) w \cdot y_j)`,
     at most :math:`(|M| + w \rho) (\sum_j a_{ij} |y_j|^2)^{1/2}`; summed over i, no column of the weights exceeds T.
     """
     paths = constants.operator_sizes + ball.gradient * ball.radius
-    return float(residual) + float(ball.query) + math.sqrt(length) * float(paths.sum())
+    return float(abs(residual)) + float(ball.query) + math.sqrt(length) * float(paths.sum())
 
 
 def measured(

@@ -106,10 +106,10 @@ def _with_diagonal(
     order = 2 if constants.spectral else "fro"
     total = query.sum(dim=1)
     if attention.residual:
-        total = total + torch.eye(attention.dim, dtype=total.dtype, device=total.device)
+        total = total + attention.residual * torch.eye(attention.dim, dtype=total.dtype, device=total.device)
     place = torch.arange(len(rows.index), device=rows.index.device)
     off[:, place, rows.index] += torch.linalg.matrix_norm(total, ord=order)
     if plain is not None:
-        residual = constants.identity if attention.residual else 0.0
+        residual = constants.identity * abs(attention.residual)
         plain[:, place, rows.index] += residual + torch.linalg.matrix_norm(query, ord=order).sum(dim=1)
     return off, plain

@@ -14,6 +14,7 @@ orthogonal to the score gradient are independent of all weights, so they enter b
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -77,7 +78,7 @@ class OneHead:
         tokens: the tokens' distribution.
         draws: the query tokens.
         longest: the largest number of other tokens that will be asked for.
-        diagonal_bias: what is added to the token's own score.
+        diagonal_bias: gives what is added to the token's own score in a row with so many other tokens.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class OneHead:
         tokens: Tokens,
         draws: Float[Tensor, "draw dim"],
         longest: int,
-        diagonal_bias: float,
+        diagonal_bias: Callable[[int], float],
     ) -> None:
         query = Query.of(layer, tokens, draws)
         order = query.spread.argsort()  # draws of like spread share a grid
@@ -116,7 +117,7 @@ def _norm(query: Query, moments: Moments, size: float, n: int) -> Float[Tensor, 
 class Moments:
     r"""Moments of the weights of one row, per draw; ``zeta`` is :math:`z_j - \sum_l a_l z_l` (own token included)."""
 
-    def __init__(self, query: Query, largest: int, diagonal_bias: float) -> None:
+    def __init__(self, query: Query, largest: int, diagonal_bias: Callable[[int], float]) -> None:
         tau = query.spread
         top = float(tau.max())
         step = min(SCORE_STEP, 0.5 / max(top, 1e-12))
@@ -125,13 +126,14 @@ class Moments:
         density = density / density.sum()
         score = tau[:, None] * grid
         self.place = query.own
-        own_logit = query.own + diagonal_bias
-        highest = max(float(own_logit.max()), 6 * top, math.log(largest) + top**2 / 2)
-        lowest = max(float(own_logit.min()), -6 * top)
+        self.bias = diagonal_bias
+        biases = [diagonal_bias(n) for n in (1, largest)]  # it grows with n, if it depends on it
+        highest = max(float(query.own.max()) + max(biases), 6 * top, math.log(largest) + top**2 / 2)
+        lowest = max(float(query.own.min()) + min(biases), -6 * top)
         log_t = torch.arange(-highest - 12, -lowest + 4, LOG_STEP, dtype=tau.dtype, device=tau.device)
         rate = torch.exp(score[:, None] + log_t[:, None])
         table = torch.exp(-rate) * density
-        self.own = torch.exp(log_t + own_logit[:, None])
+        self.log_t = log_t
         self.phi = table.sum(dim=-1)
         power = table
         self.raised: dict[tuple[int, int], Tensor] = {}
@@ -142,7 +144,8 @@ class Moments:
 
     def at(self, n: int) -> tuple[Tensor, ...]:
         """E of a_j^2 times: 1, zeta, zeta^2, a_i, a_i zeta, a_i^2, and (1 - a_j)^2 + the others' squares."""
-        phi, own, place = self.raised, self.own, self.place[:, None]
+        phi, place = self.raised, self.place[:, None]
+        own = torch.exp(self.log_t + place + self.bias(n))
         floor = self.phi.clamp_min(torch.finfo(self.phi.dtype).tiny)
         base = torch.exp(-own + (n - 1) * floor.log())
         one = (n - 1) * phi[1, 1] / floor  # sum over the others of a z, one factor of the integrand

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -36,7 +38,7 @@ class Pool:
         return pool.to(self.tokens.device), order.to(self.tokens.device)
 
     def norms(
-        self, pool: Int[Tensor, " row"], places: Int[Tensor, "row place"], diagonal_bias: float, residual: bool
+        self, pool: Int[Tensor, " row"], places: Int[Tensor, "row place"], diagonal_bias: Any, residual: float | int
     ) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
         """Sum of the squared Frobenius norms off the diagonal, and the norm on it, of the rows."""
         tokens = self.tokens[pool[:, None], places]
@@ -57,7 +59,7 @@ class Pool:
         return total + torch.einsum("rtho,rtgo,rhg->r", change, change, angle)
 
     def _on(
-        self, weights: Tensor, change: Tensor, tokens: Tensor, gradient: Tensor, residual: bool
+        self, weights: Tensor, change: Tensor, tokens: Tensor, gradient: Tensor, residual: float | int
     ) -> Float[Tensor, " row"]:
         centred = tokens[:, :1] - tokens
         covariance = -torch.einsum("rth,rtho,rtd->rhod", weights, change, centred)
@@ -65,5 +67,5 @@ class Pool:
         block = block + torch.einsum("rh,hod->rod", weights[:, 0], self.layer.value_maps)
         block = block + torch.einsum("rh,rho,rhd->rod", weights[:, 0], change[:, 0], gradient)
         if residual:
-            block = block + torch.eye(block.shape[-1], dtype=block.dtype, device=block.device)
+            block = block + residual * torch.eye(block.shape[-1], dtype=block.dtype, device=block.device)
         return torch.linalg.matrix_norm(block)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sensitivity import checks
+from sensitivity import checks, diagonal_bias
 from sensitivity.attention import SoftmaxAttention
 from sensitivity.bounds import gaussian, one_head, sampled
 from sensitivity.bounds.curve import Curve, Law, assemble, limit
@@ -26,6 +27,7 @@ ROWS = (1024, 8192)  # least and most query tokens per length
 DIAGONAL, DIAGONAL_WORK = (64, 2048), 2e9  # query tokens whose diagonal block is averaged, and multiplications for them
 POOL = 4096  # tokens of a pool that its mean field looks at
 MAPS = 2**22  # numbers in one tile of per-draw matrices
+NO_LIMITS = math.nan, math.nan  # under a penalty that follows the length
 
 
 def law(
@@ -68,12 +70,17 @@ def law(
         True
     """
     _check(attention, mean, covariance, tokens)
+    if not finite and attention.diagonal_length is not None:
+        raise InputError(
+            "a penalty that follows the length keeps the weight of a token on itself from vanishing, so the limit of "
+            "large T is not that of the law; use finite=True."
+        )
     found = checks.lengths(list(lengths))
     layer = LayerConstants.of(attention, spectral=False)
     generator = torch.Generator().manual_seed(seed)
     if tokens is not None:
         pool = Pool(layer, _pool(tokens), generator)
-        limits = _pool_limits(pool, attention.residual)
+        limits = NO_LIMITS if attention.diagonal_length else _pool_limits(pool, attention.residual)
         if not finite:
             return limit(attention.causal, found, limits, None)
         curve = _pool_curve(pool, attention, draws)
@@ -88,6 +95,7 @@ def law(
         errors = gaussian.validity(layer, given, *Proposal.of(layer, given).draw(EXACT, seed), found)
         return limit(attention.causal, found, limits, errors)
     method = "exact integrals given the query" if attention.heads == 1 else "sampled scores, the rest in expectation"
+    limits = NO_LIMITS if attention.diagonal_length else limits
     curve = _gaussian_curve(layer, attention, given, draws, seed, found[-1])
     return assemble(attention.causal, found, curve, limits, method)
 
@@ -131,7 +139,11 @@ def _exact_curve(
     each = max(2, (EXACT if draws is None else draws) // REPLICATES)
     drawn = [proposal.draw(each, seed + replicate) for replicate in range(REPLICATES)]
     queries, weights = (torch.cat(part) for part in zip(*drawn, strict=True))
-    integrals = one_head.OneHead(layer, tokens, queries, longest, attention.diagonal_bias)
+
+    def bias(others: int) -> float:
+        return float(diagonal_bias.at_length(attention.diagonal_bias, attention.diagonal_length, others))
+
+    integrals = one_head.OneHead(layer, tokens, queries, longest, bias)
 
     def curve(others: int) -> Float[Tensor, " replicate"]:
         return (weights * integrals.second_moments(others)).unflatten(0, (REPLICATES, -1)).mean(dim=1)
@@ -151,7 +163,7 @@ def _scored(
     """With sampled scores, per query token: the norm on the diagonal, or the sum of squares off it."""
     heads, dim = attention.heads, attention.dim
     per_draw = max(heads**2 * dim**2 if on_diagonal else heads**2 * dim, (others + 1) * (heads + 1) ** 2)
-    bias = attention.diagonal_bias if others > 0 else 0.0
+    bias = diagonal_bias.at_length(attention.diagonal_bias, attention.diagonal_length, others)
     parts = []
     for part in queries.split(max(1, MAPS // per_draw)):
         found = sampled.Queries.of(layer, tokens, part)
@@ -167,13 +179,13 @@ def _scored(
 def _pool_curve(pool: Pool, attention: SoftmaxAttention, draws: int | None) -> Callable[[int], Curve]:
     def curve(others: int) -> Curve:
         rows = max(256, min(4096, SCORES // (16 * max(1, others)))) if draws is None else draws
-        bias = attention.diagonal_bias if others > 0 else 0.0
+        bias = diagonal_bias.at_length(attention.diagonal_bias, attention.diagonal_length, others)
         return _pool_rows(pool, max(1, rows // REPLICATES), others, bias, attention.residual)
 
     return curve
 
 
-def _pool_rows(pool: Pool, rows: int, others: int, bias: float, residual: bool) -> Curve:
+def _pool_rows(pool: Pool, rows: int, others: int, bias: Any, residual: float | int) -> Curve:
     chosen, places = pool.draw(rows * REPLICATES, others)
     height = max(1, MAPS // ((others + 1) * pool.values.shape[2] * pool.values.shape[3]))
     parts = [
@@ -184,7 +196,7 @@ def _pool_rows(pool: Pool, rows: int, others: int, bias: float, residual: bool) 
     return off / max(1, others), on
 
 
-def _pool_limits(pool: Pool, residual: bool) -> tuple[float, float]:
+def _pool_limits(pool: Pool, residual: float | int) -> tuple[float, float]:
     """The mean field of a pool: rows that see the whole of it, but not themselves."""
     others = min(pool.tokens.shape[1] - 1, POOL)
     if others < 1:

@@ -74,14 +74,15 @@ def largest_weights(
 
 
 def diagonal_upper(
-    constants: LayerConstants, residual: bool, own: Float[Tensor, "*axes"], query: Float[Tensor, "#*axes"]
+    constants: LayerConstants, residual: float | int, own: Float[Tensor, "*axes"], query: Float[Tensor, "#*axes"]
 ) -> Float[Tensor, "*axes"]:
-    """Residual, query paths, and the value and key paths of the token's own weight (``own``)."""
-    return constants.identity * float(residual) + query + own
+    """Residual (times its factor), query paths, and the value and key paths of the token's own weight (``own``)."""
+    return constants.identity * abs(residual) + query + own
 
 
 def diagonal_lower(
     constants: LayerConstants,
+    residual: float | int,
     weight: Float[Tensor, "*axes head"],
     gradient: Float[Tensor, "#*axes head"],
     inner_radius: Float[Tensor, "#*axes head"],
@@ -89,12 +90,12 @@ def diagonal_lower(
 ) -> Float[Tensor, "*axes"]:
     r"""Lower bound of a diagonal block with the residual: zero where it says nothing.
 
-    All paths but the residual end in the output weights, :math:`J_{ii} = I + W_O Y` with :math:`|Y| \le C`. Along the
-    left singular vectors :math:`y_k` of :math:`W_O`, :math:`|y_k^T J_{ii}| \ge 1 - \sigma_k C`: the weakest output
-    direction keeps the residual.
+    All paths but the residual end in the output weights, :math:`J_{ii} = g I + W_O Y` with :math:`|Y| \le C`. Along
+    the left singular vectors :math:`y_k` of :math:`W_O`, :math:`|y_k^T J_{ii}| \ge |g| - \sigma_k C`: the weakest
+    output direction keeps the residual.
     """
     inner = torch.linalg.matrix_norm(constants.inner_value_maps, ord=2)
     per_head = weight * inner + weight * (1 - weight) * 2 * inner_radius * gradient
     size = per_head.square().sum(dim=-1).sqrt() + inner_query
-    kept = (1 - size[..., None] * constants.outputs).clamp_min(0)
+    kept = (abs(residual) - size[..., None] * constants.outputs).clamp_min(0)
     return kept.amax(dim=-1) if constants.spectral else kept.square().sum(dim=-1).sqrt()

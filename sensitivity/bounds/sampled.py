@@ -10,6 +10,7 @@ is reported.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -76,8 +77,8 @@ class Weights:
     spread: Float[Tensor, "draw head part part"]
 
     @classmethod
-    def of(cls, queries: Queries, scores: Float[Tensor, "draw other head"], diagonal_bias: float) -> Weights:
-        """The weights that some scores give."""
+    def of(cls, queries: Queries, scores: Float[Tensor, "draw other head"], diagonal_bias: Any) -> Weights:
+        """The weights that some scores give; the bias is a number, or one for each head."""
         draws, _, heads = scores.shape
         logits = torch.cat([scores, queries.own[:, None] + diagonal_bias], dim=1)
         weights = torch.softmax(logits, dim=1)
@@ -131,7 +132,7 @@ def _rest_trace(layer: LayerConstants, tokens: Tokens, queries: Queries, grams: 
 
 
 def diagonal(
-    layer: LayerConstants, tokens: Tokens, queries: Queries, weights: Weights, residual: bool
+    layer: LayerConstants, tokens: Tokens, queries: Queries, weights: Weights, residual: float | int
 ) -> Float[Tensor, " draw"]:
     r""":math:`E |J_{ii}|_F^2` given the query and the scores: the mean block, and its fluctuation to leading order."""
     heads = queries.root.shape[-1]
@@ -147,7 +148,7 @@ def diagonal(
     key = torch.einsum("nhop,nhp->nho", values, weights.own_change)
     mean = mean + torch.einsum("nh,nho,nhd->nod", weights.own, key, queries.gradient)
     if residual:
-        mean = mean + torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+        mean = mean + residual * torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
     return mean.square().sum(dim=(-2, -1)) + _fluctuation(layer, tokens, queries, weights, values, scores)
 
 

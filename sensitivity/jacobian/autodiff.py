@@ -36,6 +36,7 @@ def norm_maps(
     generator: torch.Generator | None = None,
     stochastic: bool = False,
     times: Int[Tensor, " query"] | None = None,
+    residual: float = 1.0,
 ) -> NormMaps:
     r"""Norms of every block :math:`J_{ij} = \partial h_i / \partial x_j` of each sample's own Jacobian.
 
@@ -60,6 +61,7 @@ def norm_maps(
         generator: draws the probes, and the seed of a random function; seed 0 unless given.
         stochastic: lets a function through that is random (dropout in train mode): one draw per Jacobian.
         times: the input times that the output times belong to, where the function puts out some of them only.
+        residual: the multiple of the identity that is taken off the diagonal blocks for their residual-removed norms.
 
     Returns:
         Norm maps ``(sample, query, key)`` in the type of the tokens (float32 for half precision), with the engine that
@@ -81,7 +83,7 @@ def norm_maps(
         if times is None and trial.length == tokens.shape[1]:
             own = torch.arange(trial.length, device=tokens.device)
         own = own if trial.out == tokens.shape[2] else None
-        reduction = (SpectralMaps if norm == "spectral" else FrobeniusMaps)(tokens, cotangents, own)
+        reduction = (SpectralMaps if norm == "spectral" else FrobeniusMaps)(tokens, cotangents, own, residual)
         words, more = _run(function, tokens, trial, cotangents, reduction, options)
     maps = reduction.maps(norm)
     maps.engine, maps.notes = words, [*notes, *more]

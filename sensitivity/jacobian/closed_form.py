@@ -32,7 +32,7 @@ def blocks(
     r"""Every block :math:`J_{ij} = dh_i/dx_j`, by path.
 
     ==========  ==========================================================================
-    residual    :math:`\delta_{ij} I`
+    residual    :math:`\delta_{ij} g I`
     value       :math:`\sum_h m_{ij} a_{ij} W_O W_V`
     key         :math:`\sum_h c\, a_{ij} W_O (m_{ij} v_j - o_i) (W_K^T q_i)^T`
     query       :math:`\delta_{ij} \sum_h c\, W_O \sum_l a_{il} (m_{il} v_l - o_i) k_l^T W_Q`
@@ -225,7 +225,7 @@ def _put_diagonal(maps: NormMaps, attention: SoftmaxAttention, rows: Rows, norm:
     if attention.out_dim == attention.dim:
         maps.diagonal = block_norms(total, norm)
     if attention.residual:
-        total.diagonal(dim1=-2, dim2=-1).add_(1)
+        total.diagonal(dim1=-2, dim2=-1).add_(float(attention.residual))
     maps.total[:, places, index] = block_norms(total, norm)
     if maps.heads is not None:
         maps.heads[:, :, places, index] = block_norms(attention.output_weight @ inner, norm).mT
@@ -233,7 +233,7 @@ def _put_diagonal(maps: NormMaps, attention: SoftmaxAttention, rows: Rows, norm:
         zero = torch.zeros_like(maps.total)
         maps.paths = {"residual": zero, **maps.paths, "query": zero.clone()}
         unit = 1.0 if norm == "spectral" else math.sqrt(attention.dim)
-        maps.paths["residual"][:, places, index] = unit * float(attention.residual)
+        maps.paths["residual"][:, places, index] = unit * abs(float(attention.residual))
         maps.paths["query"][:, places, index] = block_norms(outputs @ query.flatten(2, 3), norm)
 
 

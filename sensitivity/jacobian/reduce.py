@@ -30,10 +30,13 @@ class FrobeniusMaps:
         tokens: where the derivative is taken.
         cotangents: the rows.
         times: the input time that is each query's own, so that the identity can be taken off; None if there is none.
+        residual: the multiple of the identity that is taken off.
     """
 
-    def __init__(self, tokens: Tensor, cotangents: Cotangents, times: Int[Tensor, " query"] | None) -> None:
-        self.cotangents = cotangents
+    def __init__(
+        self, tokens: Tensor, cotangents: Cotangents, times: Int[Tensor, " query"] | None, residual: float = 1.0
+    ) -> None:
+        self.cotangents, self.residual = cotangents, residual
         self.like = tokens
         shape = (tokens.shape[0], cotangents.queries, tokens.shape[1])
         self.squares = torch.zeros(shape, dtype=torch.float64, device=tokens.device)
@@ -51,7 +54,12 @@ class FrobeniusMaps:
             self.fourths[chunk.samples].index_add_(1, queries, squares.square())
         if self.diagonal is not None and self.times is not None:
             index = torch.arange(len(queries), device=queries.device)
-            moved = (chunk.gradients[:, index, self.times[queries]] - chunk.vectors).double().square().sum(dim=-1)
+            moved = (
+                (chunk.gradients[:, index, self.times[queries]] - self.residual * chunk.vectors)
+                .double()
+                .square()
+                .sum(dim=-1)
+            )
             self.diagonal[chunk.samples].index_add_(1, queries, moved)
 
     def maps(self, norm: str) -> NormMaps:
@@ -74,8 +82,10 @@ class FrobeniusMaps:
 class SpectralMaps:
     """Largest singular values, from the blocks of one query at a time; arguments as in ``FrobeniusMaps``."""
 
-    def __init__(self, tokens: Tensor, cotangents: Cotangents, times: Int[Tensor, " query"] | None) -> None:
-        self.cotangents = cotangents
+    def __init__(
+        self, tokens: Tensor, cotangents: Cotangents, times: Int[Tensor, " query"] | None, residual: float = 1.0
+    ) -> None:
+        self.cotangents, self.residual = cotangents, residual
         self.like = tokens
         self.dtype = torch.promote_types(tokens.dtype, torch.float32)
         samples, length = tokens.shape[:2]
@@ -98,7 +108,9 @@ class SpectralMaps:
         self.total[samples, query] = largest_singular_value(blocks.transpose(1, 2))
         if self.diagonal is not None and self.times is not None:
             one = torch.eye(blocks.shape[1], dtype=self.dtype, device=blocks.device)
-            self.diagonal[samples, query] = largest_singular_value(blocks[:, :, self.times[query]] - one)
+            self.diagonal[samples, query] = largest_singular_value(
+                blocks[:, :, self.times[query]] - self.residual * one
+            )
 
     def maps(self, norm: str) -> NormMaps:
         """The norms; ``norm`` is the spectral one."""

@@ -3,10 +3,13 @@
 from sensitivity.layers.diagonal import (
     Diagonal,
     DiagonalDropout,
+    DiagonalLearnedPenalty,
+    DiagonalLengthPenalty,
     DiagonalMask,
     DiagonalPenalty,
     diagonal_from_config,
 )
+from sensitivity.layers.gate import ResidualGate, residual_from_config
 from sensitivity.layers.positional import time_encoding
 from sensitivity.layers.spatial import (
     SPATIAL,
@@ -24,14 +27,18 @@ __all__ = [
     "AdaptiveMixing",
     "Diagonal",
     "DiagonalDropout",
+    "DiagonalLearnedPenalty",
+    "DiagonalLengthPenalty",
     "DiagonalMask",
     "DiagonalPenalty",
     "DistanceMixing",
     "Draw",
     "NodeScaling",
+    "ResidualGate",
     "TemporalAttention",
     "diagonal_from_config",
     "propagate",
+    "residual_from_config",
     "row_normalised",
     "spatial_layer",
     "time_encoding",

@@ -11,9 +11,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sensitivity.attention import SoftmaxAttention, head_width
+from sensitivity import diagonal_bias
+from sensitivity.attention import SoftmaxAttention
+from sensitivity.checks import head_width
 from sensitivity.errors import InputError
-from sensitivity.layers.diagonal import Diagonal
+from sensitivity.layers.diagonal import Diagonal, DiagonalDropout
+from sensitivity.layers.gate import ResidualGate
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class TemporalAttention(nn.Module):
 
     .. math::
 
-        h_i = [x_i] + \mathrm{Dropout}\Big(\sum_h W_O \sum_j a_{ij} (W_V x_j + b_V) + b_O + u_i\Big), \qquad
+        h_i = g\, x_i + \mathrm{Dropout}\Big(\sum_h W_O \sum_j a_{ij} (W_V x_j + b_V) + b_O + u_i\Big), \qquad
         a_i = \mathrm{softmax}_j\big(\langle q_i, k_j \rangle / \sqrt{d} + B_{ij}\big)
 
     with an optional offset :math:`u`. Any length is taken: the layer knows no positions. Fused kernels are used
@@ -55,13 +58,14 @@ class TemporalAttention(nn.Module):
         dim: features of a token.
         heads: number of heads; must divide ``dim``.
         diagonal: a regulariser of the diagonal, or None.
-        residual: whether :math:`x_i` is added.
+        residual: True adds :math:`x_i`, False does not, and a ``ResidualGate`` adds it times g.
         causal: hides every key after the query.
         dropout: dropout of the weights, after the softmax.
         output_dropout: dropout of the output (offset included), before the residual.
 
     Raises:
-        InputError: ``dim`` is not divisible by ``heads``, or a dropout is not in [0, 1).
+        InputError: ``dim`` is not divisible by ``heads``, a dropout is not in [0, 1), or a learned penalty is for
+            another number of heads.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class TemporalAttention(nn.Module):
         dim: int,
         heads: int,
         diagonal: Diagonal | None = None,
-        residual: bool = True,
+        residual: bool | ResidualGate = True,
         causal: bool = False,
         dropout: float = 0.0,
         *,
@@ -82,6 +86,8 @@ class TemporalAttention(nn.Module):
             raise InputError(
                 f"diagonal must be a DiagonalMask, DiagonalDropout, DiagonalPenalty or None, not {diagonal!r}."
             )
+        if diagonal is not None and isinstance(diagonal.bias, Tensor) and len(diagonal.bias) != heads:
+            raise InputError(f"the penalty is learned for {len(diagonal.bias)} heads, but the layer has {heads}.")
         self.diagonal = diagonal
         self.projection = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
@@ -123,7 +129,7 @@ class TemporalAttention(nn.Module):
             mixed = functional.dropout(used, rate) @ value
         out = self.output(mixed.transpose(1, 2).reshape(tokens.shape))
         out = self.output_dropout(out if offset is None else out + offset)
-        out = tokens + out if self.residual else out
+        out = self._with_residual(tokens, out)
         if not need_weights or weights is None:
             return out
         return out, weights.reshape(*tokens.shape[:-2], self.heads, length, length)
@@ -174,6 +180,7 @@ class TemporalAttention(nn.Module):
         """
         packed = self.projection.weight.detach().reshape(3, self.heads, self.width, self.dim)
         biases = self.projection.bias.detach().reshape(3, self.heads, self.width)
+        bias_value = 0.0 if self.diagonal is None else self.diagonal.bias
         output = self.output.weight.detach().reshape(self.dim, self.heads, self.width).transpose(0, 1)
         return SoftmaxAttention(
             query_weight=packed[0],
@@ -186,9 +193,10 @@ class TemporalAttention(nn.Module):
             output_bias=self.output.bias.detach(),
             bias=bias,
             causal=self.causal,
-            diagonal_bias=0.0 if self.diagonal is None else self.diagonal.bias,
+            diagonal_bias=bias_value.detach() if isinstance(bias_value, Tensor) else bias_value,
+            diagonal_length=None if self.diagonal is None else self.diagonal.length,
             padding=None if padding is None else padding.reshape(-1, padding.shape[-1]),
-            residual=self.residual,
+            residual=self.residual.factor if isinstance(self.residual, ResidualGate) else self.residual,
             multiplier=multiplier,
         )
 
@@ -205,6 +213,11 @@ class TemporalAttention(nn.Module):
             raise InputError(f"tokens are empty: shape {tuple(tokens.shape)}; every axis needs at least one entry.")
         return tokens.shape[-2]
 
+    def _with_residual(self, tokens: Tensor, out: Tensor) -> Tensor:
+        if isinstance(self.residual, ResidualGate):
+            return self.residual(tokens) + out
+        return tokens + out if self.residual else out
+
     def _project(self, tokens: Float[Tensor, "sample time dim"]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, ``(sample, head, time, width)`` each."""
         packed = self.projection(tokens).reshape(*tokens.shape[:2], 3, self.heads, self.width)
@@ -219,7 +232,7 @@ class TemporalAttention(nn.Module):
         always: bool = False,
     ) -> Draw:
         """A draw of the diagonal regulariser, if it is in training (or ``always``)."""
-        if self.diagonal is None or not (self.diagonal.training or always):
+        if not isinstance(self.diagonal, DiagonalDropout) or not (self.diagonal.training or always):
             return Draw()
         samples, heads, length, _ = like.shape
         eye = torch.eye(length, dtype=torch.bool, device=like.device)
@@ -240,20 +253,22 @@ class TemporalAttention(nn.Module):
         return visible if padding is None else visible & ~padding[:, None, None, :]
 
     def _mask(self, length: int, padding: Tensor | None, draw: Draw, like: Tensor) -> Mask:
-        constant = 0.0 if self.diagonal is None else self.diagonal.bias
-        if constant == 0.0 and draw.bias is None and padding is None:
+        constant, reference = (0.0, None) if self.diagonal is None else (self.diagonal.bias, self.diagonal.length)
+        penalised = diagonal_bias.adds(constant, reference)
+        if not (penalised or constant == -math.inf) and draw.bias is None and padding is None:
             return Mask(None, self.causal, None)
         visible = self._visible(length, padding, like.device)
         eye = torch.eye(length, dtype=torch.bool, device=like.device)
-        if constant == -math.inf:
+        if not penalised and constant == -math.inf:
             visible = visible & ~_hideable(eye.new_ones(1, 1, length), visible, eye)
         empty = None
         if padding is not None:
             empty = ~visible.any(dim=-1, keepdim=True)
             visible = visible | empty
         bias = torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill(~visible, -math.inf)
-        if math.isfinite(constant) and constant != 0.0:
-            bias = bias + constant * eye.to(bias.dtype)
+        if penalised:
+            penalty = diagonal_bias.of_rows(constant, reference, eye, ~visible, bias.dtype)
+            bias = bias + penalty[..., None] * eye
         return Mask(bias if draw.bias is None else bias + draw.bias.to(like.dtype), False, empty)
 
     def _weights(self, query: Tensor, key: Tensor, mask: Mask) -> Float[Tensor, "sample head query key"]:

@@ -7,10 +7,12 @@ from sensitivity.models.comparators import (
     RecurrentEncoder,
     comparator,
 )
-from sensitivity.models.forecaster import VARIANTS, Block, Forecaster, variant_diagonal
+from sensitivity.models.forecaster import Block, Forecaster
+from sensitivity.models.variants import PUBLISHED, VARIANTS, variant_diagonal
 
 __all__ = [
     "COMPARATORS",
+    "PUBLISHED",
     "VARIANTS",
     "AttentionEncoder",
     "Block",

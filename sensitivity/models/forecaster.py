@@ -9,18 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sensitivity.errors import InputError
-from sensitivity.layers.diagonal import (
-    Diagonal,
-    DiagonalDropout,
-    DiagonalMask,
-    DiagonalPenalty,
-    diagonal_from_config,
-)
+from sensitivity.layers.diagonal import Diagonal, diagonal_from_config
+from sensitivity.layers.gate import ResidualGate, residual_from_config
 from sensitivity.layers.positional import time_encoding
 from sensitivity.layers.spatial import check_graph, spatial_layer
 from sensitivity.layers.temporal import TemporalAttention, check_dropout
-
-VARIANTS = ("none", "no-residual", "mask", "dropout", "penalty")
+from sensitivity.models.clock import DAYS, check_inputs, clock
 
 
 class Block(nn.Module):
@@ -31,30 +25,31 @@ class Block(nn.Module):
         h' = \mathrm{LN}(h + \mathrm{Dropout}(A(h) + U_1 u)), \quad
         h'' = \mathrm{LN}(h' + \mathrm{Dropout}(G(h') + U_2 u))
 
-    with the time of day :math:`u`. There is no feed-forward part and no activation. Without a spatial module the second
-    half is left out.
+    with the clock :math:`u`: the time of day, and indicators of the day of the week if the model takes it. There is no
+    feed-forward part and no activation. Without a spatial module the second half is left out.
 
     Args:
         temporal: the attention layer, its residual and output dropout included.
         spatial: the graph convolution, or None.
         dropout: dropout before the second residual.
+        parts: numbers in the clock.
     """
 
-    def __init__(self, temporal: TemporalAttention, spatial: nn.Module | None, dropout: float) -> None:
+    def __init__(self, temporal: TemporalAttention, spatial: nn.Module | None, dropout: float, parts: int = 1) -> None:
         super().__init__()
         self.temporal = temporal
-        self.temporal_clock = nn.Linear(1, temporal.dim)
+        self.temporal_clock = nn.Linear(parts, temporal.dim)
         self.temporal_norm = nn.LayerNorm(temporal.dim)
         self.spatial = spatial
         if spatial is not None:
-            self.spatial_clock = nn.Linear(1, temporal.dim)
+            self.spatial_clock = nn.Linear(parts, temporal.dim)
             self.spatial_norm = nn.LayerNorm(temporal.dim)
             self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, states: Float[Tensor, "batch node time dim"], clock: Float[Tensor, "batch node time 1"]
+        self, states: Float[Tensor, "batch node time dim"], clock: Float[Tensor, "batch node time part"]
     ) -> Float[Tensor, "batch node time dim"]:
-        """The next states, from the states and the time of day."""
+        """The next states, from the states and the clock."""
         states = self.temporal_norm(self.temporal(states, self.temporal_clock(clock)))
         if self.spatial is None:
             return states
@@ -83,14 +78,19 @@ class Forecaster(nn.Module):
         dropout: the one rate of all dropouts, attention weights included.
         spatial: ``"as_published"``, ``"adaptive"``, ``"distance"`` or ``"none"``.
         diagonal: regulariser of the attention diagonal, in all blocks.
-        residual: False leaves out the residual around the attention layers.
+        residual: False leaves out the residual around the attention layers; a ``ResidualGate`` scales it, in every
+            block by a factor of its own.
         graph: road graph ``(node, node)`` for ``spatial="distance"``.
+        day_of_week: takes the day of the week as a third input channel.
 
     Raises:
         InputError: a size below 1, heads that do not divide ``dim``, an unknown spatial module, or an unfit graph.
     """
 
-    NAMES = ("nodes", "input_length", "horizon", "dim", "depth", "heads", "dropout", "spatial", "diagonal", "residual")
+    NAMES = (
+        "nodes", "input_length", "horizon", "dim", "depth", "heads", "dropout", "spatial", "diagonal", "residual",
+        "day_of_week",
+    )  # fmt: skip
     """The entries of ``config``."""
 
     def __init__(
@@ -104,8 +104,9 @@ class Forecaster(nn.Module):
         dropout: float = 0.1,
         spatial: str = "as_published",
         diagonal: Diagonal | None = None,
-        residual: bool = True,
+        residual: bool | ResidualGate = True,
         graph: Any = None,
+        day_of_week: bool = False,
     ) -> None:
         super().__init__()
         sizes = {"nodes": nodes, "input_length": input_length, "horizon": horizon, "dim": dim, "depth": depth}
@@ -117,14 +118,15 @@ class Forecaster(nn.Module):
             "dropout": check_dropout(dropout, "dropout"),
             "spatial": spatial,
             "diagonal": None if diagonal is None else diagonal.config(),
-            "residual": residual,
+            "residual": residual.config() if isinstance(residual, ResidualGate) else residual,
+            "day_of_week": bool(day_of_week),
         }
         self.nodes, self.input_length, self.horizon = nodes, input_length, horizon
         self.embedding = nn.Linear(1, dim)
         self.dropout = nn.Dropout(dropout)
         shared = check_graph(graph, nodes) if spatial == "distance" else None
         self.blocks = nn.ModuleList(self._block(shared) for _ in range(depth))
-        self.readout = nn.Linear(dim + 1, 1)
+        self.readout = nn.Linear(dim + self._parts, 1)
         self.horizon_readout = nn.Linear(input_length, horizon)
 
     @classmethod
@@ -138,13 +140,18 @@ class Forecaster(nn.Module):
         if unknown or "nodes" not in config:
             fault = f"unknown: {', '.join(unknown)}" if unknown else "'nodes' is missing"
             raise InputError(f"this is not the configuration of a Forecaster ({fault}).")
-        return cls(**(config | {"diagonal": diagonal_from_config(config.get("diagonal")), "graph": graph}))
+        built = {
+            "diagonal": diagonal_from_config(config.get("diagonal")),
+            "residual": residual_from_config(config.get("residual", True)),
+        }
+        return cls(**(config | built), graph=graph)
 
     def forward(self, inputs: Float[Tensor, "batch time node channel"]) -> Float[Tensor, "batch horizon node"]:
         """The forecast in z-scored units.
 
         Args:
-            inputs: channel 0 is the z-scored speed, channel 1 the time of day in [0, 1).
+            inputs: channel 0 is the z-scored speed, channel 1 the time of day in [0, 1), channel 2 (with
+                ``day_of_week``) the day of the week in [0, 1).
 
         Raises:
             InputError: another length, number of nodes or number of channels than the model was built for.
@@ -154,7 +161,7 @@ class Forecaster(nn.Module):
                 f"the forecast takes {self.input_length} time steps, not {inputs.shape[1]}; encode() takes any number."
             )
         states = self.encode(inputs)
-        joined = torch.cat([states, _channel(inputs, 1)], dim=-1)
+        joined = torch.cat([states, clock(inputs, self.config["day_of_week"])], dim=-1)
         return self.horizon_readout(self.readout(joined).squeeze(-1)).transpose(1, 2)
 
     def encode(self, inputs: Float[Tensor, "batch time node channel"]) -> Float[Tensor, "batch node time dim"]:
@@ -166,19 +173,20 @@ class Forecaster(nn.Module):
         Raises:
             InputError: another number of nodes or channels than the model was built for, or no time step.
         """
-        if inputs.shape[2:] != (self.nodes, 2) or inputs.shape[1] < 1:
-            raise InputError(
-                f"inputs have the shape {tuple(inputs.shape)}; this model takes (batch, time, {self.nodes}, 2): "
-                "z-scored speed and time of day of every node."
-            )
-        speed, clock = _channel(inputs, 0), _channel(inputs, 1)
+        check_inputs(inputs, self.nodes, self.config["day_of_week"])
+        speed, times = inputs[..., :1].transpose(1, 2), clock(inputs, self.config["day_of_week"])
         encoding = time_encoding(
             inputs.shape[1], self.config["dim"], self.input_length, dtype=speed.dtype, device=speed.device
         )
         states = self.dropout(self.embedding(speed) + encoding)
         for block in self.blocks:
-            states = block(states, clock)
+            states = block(states, times)
         return states
+
+    @property
+    def _parts(self) -> int:
+        """Numbers in the clock."""
+        return 1 + DAYS * self.config["day_of_week"]
 
     def _block(self, graph: Tensor | None) -> Block:
         config = self.config
@@ -186,44 +194,9 @@ class Forecaster(nn.Module):
             config["dim"],
             config["heads"],
             diagonal_from_config(config["diagonal"]),
-            residual=config["residual"],
+            residual=residual_from_config(config["residual"]),
             dropout=config["dropout"],
             output_dropout=config["dropout"],
         )
         spatial = spatial_layer(config["spatial"], self.nodes, config["dim"], config["dropout"], graph)
-        return Block(temporal, spatial, config["dropout"])
-
-
-def variant_diagonal(
-    variant: str, *, p: float = 0.1, value: float = -0.05, where: str = "logits", shared: bool = False
-) -> tuple[Diagonal | None, bool]:
-    """The diagonal regulariser and the residual switch of one of the five published variants.
-
-    Args:
-        variant: ``"none"``, ``"no-residual"``, ``"mask"``, ``"dropout"`` or ``"penalty"``.
-        p: rate of the dropout (not published; 0.1 by default).
-        value: the penalty (published: -0.05).
-        where: ``"logits"`` or ``"weights"``, for the dropout.
-        shared: one dropout draw for all samples and heads, as in the published code.
-
-    Raises:
-        InputError: an unknown variant.
-
-    >>> variant_diagonal("no-residual")
-    (None, False)
-    >>> variant_diagonal("penalty")
-    (DiagonalPenalty(value=-0.05), True)
-    """
-    if variant in ("none", "no-residual"):
-        return None, variant == "none"
-    if variant == "mask":
-        return DiagonalMask(), True
-    if variant == "dropout":
-        return DiagonalDropout(p, where, shared), True
-    if variant == "penalty":
-        return DiagonalPenalty(value), True
-    raise InputError(f"unknown variant {variant!r}; known: {', '.join(VARIANTS)}.")
-
-
-def _channel(inputs: Float[Tensor, "batch time node channel"], index: int) -> Float[Tensor, "batch node time 1"]:
-    return inputs[..., index : index + 1].transpose(1, 2)
+        return Block(temporal, spatial, config["dropout"], self._parts)
