@@ -33,7 +33,8 @@ def draw(
     samples = max(1, blocks // length**2)
     options = {"causal": choose((True, False, False))}
     if choose((True, False, False)):
-        options["diagonal_bias"] = choose((-math.inf, -3.0, 5.0, -1e4))
+        options["diagonal_bias"] = choose((-math.inf, -3.0, 5.0, -1e4, torch.linspace(-4, 4, heads).to(dtype)))
+        options["diagonal_length"] = choose((None, None, 2, 40))
     if choose((True, False, False, False)):
         shape = (choose((1, heads)), length, length)
         options["bias"] = (choose((1, 30)) * torch.randn(shape, generator=generator)).to(dtype)
@@ -46,7 +47,14 @@ def draw(
         options["multiplier"] = (kept / 0.7).to(dtype)
     seed, gain = choose(range(10**6)), choose(GAINS)
     layer = SoftmaxAttention.random(
-        dim, heads, seed, choose((True, False)), biases=choose((True, False)), gain=gain, dtype=dtype, **options
+        dim,
+        heads,
+        seed,
+        choose((True, False, 0.3, -2.0)),
+        biases=choose((True, False)),
+        gain=gain,
+        dtype=dtype,
+        **options,
     )
     return layer, _tokens(choose(range(5)), samples, length, dim, generator).to(dtype)
 

@@ -119,6 +119,16 @@ def test_unfit_weights_are_refused():
         dataclasses.replace(good, bias=torch.full((3, 3), math.inf))
     with pytest.raises(InputError, match="diagonal_bias must be finite or -inf, not nan"):
         dataclasses.replace(good, diagonal_bias=math.nan)
+    with pytest.raises(InputError, match=r"a diagonal_bias for each head needs the shape \(2,\), not \(3,\)"):
+        dataclasses.replace(good, diagonal_bias=torch.zeros(3, dtype=torch.float64))
+    with pytest.raises(InputError, match="layer's diagonal_bias must be finite, but 1 of 2 entries are not"):
+        dataclasses.replace(good, diagonal_bias=torch.tensor([0.0, -math.inf], dtype=torch.float64))
+    with pytest.raises(
+        InputError, match="length at which a diagonal bias holds must be an integer of at least 2, not 1"
+    ):
+        dataclasses.replace(good, diagonal_length=1)
+    with pytest.raises(InputError, match="residual must be True, False or a finite factor, not inf"):
+        dataclasses.replace(good, residual=math.inf)
 
 
 def test_masks_of_another_length_are_refused():
@@ -136,3 +146,5 @@ def test_unknown_modules_are_refused_with_the_known_ones():
 def test_repr_says_what_matters():
     shown = repr(layer(causal=True, diagonal_bias=-0.5))
     assert shown == "SoftmaxAttention(dim=8, heads=2, causal, diagonal_bias=-0.5, residual, float64)"
+    shown = repr(layer(diagonal_bias=torch.tensor([0.5, -1.0]).double(), diagonal_length=12, residual=0.25))
+    assert shown == "SoftmaxAttention(dim=8, heads=2, diagonal_bias=[0.5, -1] at T=12, residual=0.25, float64)"

@@ -63,7 +63,13 @@ def test_nothing_violates_a_bound_in_a_million_blocks():
 @pytest.mark.parametrize("name", SINGLE[:-1])
 def test_bounds_hold_against_dense_autograd(name, norm):
     """The measured side comes from autograd here, not from the closed form that the toolkit uses."""
-    for options in ({}, {"causal": True}, {"biases": True, "diagonal_bias": -math.inf}, {"residual": False}):
+    for options in (
+        {},
+        {"causal": True},
+        {"biases": True, "diagonal_bias": -math.inf},
+        {"residual": False},
+        {"residual": -0.7},
+    ):
         attention, tokens = layer(**options), normal(2, 6, 12)
         measured = norm_map(attention, tokens, norm)
         found = check(attention, tokens, [name], norm, measured=measured)[name]

@@ -81,7 +81,7 @@ def refused(path, match, **options):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("spatial", ["as_published", "adaptive", "distance", "none"])
 def test_round_trip(path, variant, spatial):
-    diagonal, residual = variant_diagonal(variant)
+    diagonal, residual = variant_diagonal(variant, heads=2, learned=spatial == "none")
     graph = GRAPH if spatial == "distance" else None
     model = small(spatial=spatial, diagonal=diagonal, residual=residual, graph=graph)
     checkpoint.save(path, model)

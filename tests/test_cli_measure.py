@@ -21,7 +21,7 @@ from rich.console import Console
 from sensitivity import SoftmaxAttention, checkpoint, measure
 from sensitivity.cli import commands
 from sensitivity.cli.measuring import table
-from sensitivity.models import Forecaster
+from sensitivity.models import Forecaster, variant_diagonal
 from sensitivity.sweep import RandomTokens, Sweep, sweep
 from sensitivity.traffic import describe, sequences, split, synthetic_city, write
 
@@ -498,3 +498,47 @@ def test_tokens_in_an_order_are_marked_where_a_bound_is_read_as_a_mean_over_orde
                                              (123456.0, "1.2e5")])  # fmt: skip
 def test_numbers(value: float | None, text: str) -> None:
     assert table._number(value) == text
+
+
+# -- regularisers and the day of the week ----------------------------------------------------------------------------
+
+
+def kept_checkpoint(path: Path, model: torch.nn.Module) -> Path:
+    """A checkpoint of an untrained model, as a training run leaves it."""
+    traffic = synthetic_city(**CITY)
+    data = describe(traffic) | {"protocol": "dcrnn", "input_length": 12, "horizon": 12}
+    checkpoint.save(path, model.eval(), scaler=split(traffic).scaler, data=data)
+    return path
+
+
+def recorded(model: torch.nn.Module, inputs: torch.Tensor, layer: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    """A layer of the model, and the tokens that it gets when the model encodes the inputs."""
+    module, caught = model.get_submodule(layer), []
+    handle = module.register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+    with torch.no_grad():
+        model.encode(inputs)
+    handle.remove()
+    return module, caught[0].flatten(0, -3)
+
+
+@pytest.mark.parametrize("variant", ["learned-penalty", "length-penalty", "gate"])
+def test_a_regularised_model_with_days_is_measured_at_the_tokens_that_it_has(tmp_path: Path, variant: str) -> None:
+    diagonal, residual = variant_diagonal(variant, heads=2, value=1.5, gate=0.3, learned=True)
+    model = forecaster(day_of_week=True, diagonal=diagonal, residual=residual)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
+    path = kept_checkpoint(tmp_path / "ckpt.pt", model)
+    found = run("--model", str(path), "--lengths", "6,12,24,48", "--samples", "2", "--out", str(tmp_path / "out"))
+    assert found.exit_code == 0, found.stderr
+    kept = Sweep.load(tmp_path / "out" / "measurement.nc")
+    traffic = synthetic_city(**CITY)
+    scaler = split(traffic).scaler
+    for length in (6, 48):
+        inputs = sequences(traffic, scaler, length, 2, 0, longest=48, day_of_week=True)
+        module, tokens = recorded(model, inputs, "blocks.1.temporal")
+        expected = measure(module, tokens, paths=True)
+        statistics = kept.record("blocks.1.temporal", length).statistics
+        assert float(statistics["sink_ratio"]) == pytest.approx(expected.sink_ratio(), rel=1e-4)
+        residual_norm = float(expected.mean("residual").diagonal().mean())
+        assert float(statistics["diagonal_residual"]) == pytest.approx(residual_norm, rel=1e-5)

@@ -65,6 +65,8 @@ def _one_head(attention: SoftmaxAttention, head: int) -> SoftmaxAttention:
         value = getattr(attention, name)
         if value is not None and value.shape[1] > 1:
             cut[name] = value[:, here]
+    if isinstance(attention.diagonal_bias, torch.Tensor):
+        cut["diagonal_bias"] = attention.diagonal_bias[here]
     return dataclasses.replace(attention, **cut)
 
 

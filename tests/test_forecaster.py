@@ -8,8 +8,17 @@ from oracles import draw
 from tolerances import assert_close
 
 from sensitivity.errors import InputError
-from sensitivity.layers import DiagonalDropout, DiagonalMask, DiagonalPenalty, TemporalAttention
+from sensitivity.layers import (
+    DiagonalDropout,
+    DiagonalLearnedPenalty,
+    DiagonalMask,
+    DiagonalPenalty,
+    ResidualGate,
+    TemporalAttention,
+)
 from sensitivity.models import VARIANTS, Forecaster, variant_diagonal
+from sensitivity.models.clock import clock, day_number
+from sensitivity.traffic import synthetic_city
 
 KINDS = ("as_published", "adaptive", "distance", "none")
 
@@ -123,7 +132,7 @@ def test_all_dropouts_have_the_one_rate():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_config_rebuilds_the_model(kind, variant):
-    diagonal, residual = variant_diagonal(variant)
+    diagonal, residual = variant_diagonal(variant, heads=2)
     model = small(spatial=kind, graph=graph_for(kind), diagonal=diagonal, residual=residual, dropout=0.0)
     again = Forecaster.from_config(model.config, graph=graph_for(kind)).double()
     assert again.config == model.config
@@ -134,7 +143,7 @@ def test_config_rebuilds_the_model(kind, variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("length", [1, 12])
 def test_every_variant_trains(variant, length):
-    diagonal, residual = variant_diagonal(variant, p=0.5)
+    diagonal, residual = variant_diagonal(variant, p=0.5, heads=2, learned=True)
     model = small(diagonal=diagonal, residual=residual, input_length=length)
     model(inputs(length)).square().sum().backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
@@ -149,13 +158,78 @@ def test_variants():
     assert penalty.value == -0.05
     assert isinstance(dropout, DiagonalDropout)
     assert dropout.config() == {"kind": "dropout", "p": 0.3, "where": "logits", "shared": True}
-    with pytest.raises(InputError, match="unknown variant 'full'; known: none, no-residual, mask, dropout, penalty"):
+    assert variant_diagonal("learned-penalty", heads=3, value=0.2)[0].bias.tolist() == pytest.approx([0.2] * 3)
+    length = variant_diagonal("length-penalty", value=-0.3, length=24)[0]
+    assert (length.bias, length.length) == (-0.3, 24)
+    diagonal, gate = variant_diagonal("gate", gate=0.25, learned=True)
+    assert (diagonal, gate.config()) == (None, {"value": 0.25, "learned": True})
+    with pytest.raises(
+        InputError, match="unknown variant 'full'; known: none, no-residual, mask, dropout, penalty, le"
+    ):
         variant_diagonal("full")
 
 
 def test_each_block_has_a_regulariser_of_its_own():
-    model = small(diagonal=DiagonalMask())
-    assert model.blocks[0].temporal.diagonal is not model.blocks[1].temporal.diagonal
+    model = small(diagonal=DiagonalMask(), residual=ResidualGate(0.3, learned=True))
+    first, second = (block.temporal for block in model.blocks)
+    assert first.diagonal is not second.diagonal
+    assert first.residual is not second.residual
+
+
+def test_a_learned_gate_and_penalties_come_back_from_the_weights():
+    model = small(diagonal=DiagonalLearnedPenalty(2, 0.1), residual=ResidualGate(0.3, learned=True))
+    with torch.no_grad():
+        model.blocks[1].temporal.residual.gate.fill_(-0.7)
+        model.blocks[1].temporal.diagonal.penalty.copy_(torch.tensor([0.5, -1.5]))
+    again = Forecaster.from_config(model.config).double()
+    again.load_state_dict(model.state_dict())
+    attention = again.blocks[1].temporal.softmax_attention()
+    assert attention.residual == pytest.approx(-0.7)
+    assert attention.diagonal_bias.tolist() == [0.5, -1.5]
+    assert_close(again.eval()(inputs()), model.eval()(inputs()), "blocks")
+
+
+# -- the day of the week --------------------------------------------------------------------------------------------
+
+
+def weekly(length=12, nodes=3, samples=2):
+    values = inputs(length, nodes, samples)
+    days = (torch.arange(samples * length).reshape(samples, length, 1) // 5 % 7 / 7).float().double()
+    return torch.cat([values, days[..., None].expand(-1, -1, nodes, 1)], dim=-1)
+
+
+def test_the_day_of_the_week_is_seven_indicators_beside_the_time_of_day():
+    x, model = weekly(), small(day_of_week=True).eval()
+    times = clock(x, True)
+    assert times.shape == (2, 3, 12, 8)
+    assert torch.equal(times[..., 0], x[..., 1].transpose(1, 2))
+    number = torch.arange(24).reshape(2, 12) // 5 % 7
+    assert torch.equal(times[:, 1, :, 1:], torch.nn.functional.one_hot(number, 7).double())
+    assert model.config["day_of_week"]
+    assert model.blocks[0].temporal_clock.in_features == 8
+    assert model.readout.in_features == 16
+    moved = x.clone()
+    moved[..., 2] = (moved[..., 2] + 3 / 7) % 1
+    assert (model(moved) - model(x)).abs().max() > 1e-3
+
+
+def test_all_days_of_real_traffic_are_recognised():
+    days = synthetic_city(2, 8).day_of_week()
+    assert set(day_number(days).tolist()) == set(range(7))
+    assert torch.equal(day_number(days), day_number(days.bfloat16()))
+    assert torch.equal(day_number(days).double() / 7, (7 * days.double()).round() / 7)
+
+
+def test_a_model_without_the_day_of_the_week_is_as_it_was():
+    assert small().config["day_of_week"] is False
+    old = {name: value for name, value in small().config.items() if name != "day_of_week"}
+    assert Forecaster.from_config(old).config == small().config
+    with pytest.raises(
+        InputError, match=r"this model takes \(batch, time, 3, 3\): z-scored speed, time of day and day"
+    ):
+        small(day_of_week=True)(inputs())
+    with pytest.raises(InputError, match=r"this model takes \(batch, time, 3, 2\)"):
+        small()(weekly())
 
 
 def test_errors():

@@ -87,8 +87,14 @@ def test_several_heads_with_correlated_tokens_are_within_five_percent():
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize(
     "options",
-    [{"causal": True}, {"diagonal_bias": -math.inf}, {"causal": True, "diagonal_bias": 1.5, "residual": False}],
-    ids=["causal", "mask", "causal penalty"],
+    [
+        {"causal": True},
+        {"diagonal_bias": -math.inf},
+        {"causal": True, "diagonal_bias": 1.5, "residual": False},
+        {"diagonal_bias": 1.5, "diagonal_length": 6, "residual": 0.3},
+        {"diagonal_bias": -0.5, "diagonal_length": 20, "causal": True, "residual": -2.0},
+    ],
+    ids=["causal", "mask", "causal penalty", "length penalty and gate", "causal length penalty and gate"],
 )
 def test_masks_penalties_and_causal_rows(heads, options):
     attention = SoftmaxAttention.random(12, heads, seed=0, dtype=DOUBLE, gain=0.9, biases=True, **options)
@@ -121,7 +127,7 @@ def test_moments_of_weights_are_exact_given_the_query():
     layer = LayerConstants.of(attention, spectral=False)
     tokens = Tokens.of(torch.zeros(4, dtype=DOUBLE), torch.eye(4, dtype=DOUBLE))
     query = normal(5, 4, seed=8)
-    found = OneHead(layer, tokens, query, 1, 0.4).second_moments(1)
+    found = OneHead(layer, tokens, query, 1, lambda _: 0.4).second_moments(1)
     nodes, weights = np.polynomial.hermite_e.hermegauss(24)
     grid = torch.tensor(np.stack(np.meshgrid(*[nodes] * 4), axis=-1).reshape(-1, 4))
     mass = torch.tensor(np.stack(np.meshgrid(*[weights] * 4), axis=-1).reshape(-1, 4)).prod(dim=-1)
@@ -256,3 +262,13 @@ def test_bad_input_is_refused():
         law(attention, [0, 4])
     with pytest.raises(InputError, match="tokens have 5 features, but the layer takes 6"):
         law(attention, [4], tokens=normal(9, 5))
+
+
+def test_a_penalty_that_follows_the_length_has_a_curve_but_no_limit():
+    attention = SoftmaxAttention.random(8, 2, dtype=DOUBLE, diagonal_bias=0.2, diagonal_length=12)
+    found = law(attention, [12, 48], draws=64)
+    assert torch.isfinite(found.off_diagonal).all()
+    assert found.asymptotic_off_diagonal.isnan().all()
+    assert not found.asymptotic_valid.any()
+    with pytest.raises(InputError, match=r"keeps the weight of a token on itself from vanishing.*use finite=True"):
+        law(attention, [12, 48], finite=False)

@@ -12,8 +12,11 @@ from sensitivity import SoftmaxAttention
 from sensitivity.errors import InputError
 from sensitivity.layers import (
     DiagonalDropout,
+    DiagonalLearnedPenalty,
+    DiagonalLengthPenalty,
     DiagonalMask,
     DiagonalPenalty,
+    ResidualGate,
     TemporalAttention,
     propagate,
     row_normalised,
@@ -21,10 +24,20 @@ from sensitivity.layers import (
     time_encoding,
 )
 
+
+def spread(diagonal):
+    """Every head with a penalty of its own, as training leaves it."""
+    with torch.no_grad():
+        diagonal.penalty.copy_(torch.tensor([-1.5, 0.2, 0.9]))
+    return diagonal
+
+
 DIAGONALS = {
     "none": None,
     "mask": DiagonalMask(),
     "penalty": DiagonalPenalty(-0.7),
+    "learned": spread(DiagonalLearnedPenalty(3)),
+    "length": DiagonalLengthPenalty(0.6, 4),
     "logits": DiagonalDropout(0.4),
     "logits shared": DiagonalDropout(0.4, shared=True),
     "weights": DiagonalDropout(0.4, "weights"),
@@ -44,13 +57,14 @@ def layer(diagonal=None, dim=12, heads=3, **options):
 
 @every_diagonal
 @every_causality
-@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("residual", [False, True, ResidualGate(0.3), ResidualGate(-1.2, learned=True)])
 @pytest.mark.parametrize("length", [1, 2, 9])
 def test_describes_itself(diagonal, causal, residual, length):
     tokens = draw(4, length, 12)
     module = layer(diagonal, causal=causal, residual=residual, dropout=0.3, output_dropout=0.2).eval()
     attention = SoftmaxAttention.from_module(module)
-    assert (attention.residual, attention.causal) == (residual, causal)
+    factor = residual.factor if isinstance(residual, ResidualGate) else residual
+    assert (attention.residual, attention.causal) == (factor, causal)
     assert_close(attention(tokens), module(tokens), "blocks")
     assert_close(attention.weights(tokens), module(tokens, need_weights=True)[1], "blocks")
 

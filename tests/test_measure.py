@@ -346,7 +346,8 @@ def test_bad_input_of_a_layer(options, text):
     ("options", "text"),
     [
         ({"layer": 3}, "layer must be the dotted name of a submodule, not 3; leave it out for the whole model"),
-        ({"residual": "yes"}, "residual must be True, False or None, not 'yes'"),
+        ({"residual": "yes"}, "residual must be True, False, a finite factor or None, not 'yes'"),
+        ({"residual": math.nan}, "residual must be True, False, a finite factor or None, not nan"),
         ({"dtype": "float32"}, "dtype must be a floating type such as torch.float64, not 'float32'"),
         ({"chunk": 1.5}, "chunk must be a positive number of rows, not 1.5"),
         ({"chunk": np.int64(2)}, "chunk must be a positive number of rows, not "),

@@ -42,6 +42,8 @@ LAYERS = {
     "no residual": layer(residual=False),
     "causal mask": layer(causal=True, diagonal_bias=-math.inf, biases=True),
     "penalty": layer(diagonal_bias=-1.5),
+    "length penalty": layer(diagonal_bias=-1.5, diagonal_length=4),
+    "gate": layer(residual=0.4),
 }
 
 

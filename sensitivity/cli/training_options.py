@@ -36,6 +36,7 @@ def _options(protocol: str) -> list[Any]:
         option("--heads", type=int, default=4, show_default=True, help="Attention heads (published: 8)."),
         option("--spatial", type=click.Choice(["as_published", "adaptive", "distance", "none"]), show_default=True,
                default="as_published", help="How nodes are mixed; 'as_published' does not mix them."),
+        option("--day-of-week", is_flag=True, help="Give the model the day of the week, beside the time of day."),
         option("--dropout", type=float, default=0.1, show_default=True, help="Dropout of the model."),
         option("--epochs", type=int, default=30, show_default=True, help="Passes over the training windows."),
         option("--batch-size", type=int, default=128, show_default=True, help="Windows in a step."),
@@ -47,6 +48,10 @@ def _options(protocol: str) -> list[Any]:
         option("--where", type=click.Choice(["logits", "weights"]), default="logits", show_default=True,
                help="For --variant dropout."),
         option("--shared", is_flag=True, help="For --variant dropout: one draw for all samples and heads."),
-        option("--penalty-value", type=float, default=-0.05, show_default=True, help="For --variant penalty."),
+        option("--penalty-value", type=float, default=-0.05, show_default=True, help="For --variant penalty; where "
+               "learned-penalty begins; length-penalty: at the length of training."),
+        option("--gate-value", type=float, default=0.5, show_default=True, help="For --variant gate: factor of the "
+               "residual."),
+        option("--gate-learned", is_flag=True, help="For --variant gate: train the factor, from --gate-value on."),
         device_option(),
     ]

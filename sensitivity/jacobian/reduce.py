@@ -54,13 +54,8 @@ class FrobeniusMaps:
             self.fourths[chunk.samples].index_add_(1, queries, squares.square())
         if self.diagonal is not None and self.times is not None:
             index = torch.arange(len(queries), device=queries.device)
-            moved = (
-                (chunk.gradients[:, index, self.times[queries]] - self.residual * chunk.vectors)
-                .double()
-                .square()
-                .sum(dim=-1)
-            )
-            self.diagonal[chunk.samples].index_add_(1, queries, moved)
+            moved = chunk.gradients[:, index, self.times[queries]] - self.residual * chunk.vectors
+            self.diagonal[chunk.samples].index_add_(1, queries, moved.double().square().sum(dim=-1))
 
     def maps(self, norm: str) -> NormMaps:
         """The norms, in the type of the tokens (float32 for half precision)."""
@@ -107,10 +102,8 @@ class SpectralMaps:
     def _finish(self, samples: slice, query: int, blocks: Float[Tensor, "sample out key in"]) -> None:
         self.total[samples, query] = largest_singular_value(blocks.transpose(1, 2))
         if self.diagonal is not None and self.times is not None:
-            one = torch.eye(blocks.shape[1], dtype=self.dtype, device=blocks.device)
-            self.diagonal[samples, query] = largest_singular_value(
-                blocks[:, :, self.times[query]] - self.residual * one
-            )
+            identity = self.residual * torch.eye(blocks.shape[1], dtype=self.dtype, device=blocks.device)
+            self.diagonal[samples, query] = largest_singular_value(blocks[:, :, self.times[query]] - identity)
 
     def maps(self, norm: str) -> NormMaps:
         """The norms; ``norm`` is the spectral one."""

@@ -42,9 +42,10 @@ def trained_layers(
         InputError: a layer that the model does not have.
     """
     parameter = next((p for p in loaded.model.parameters() if p.is_floating_point()), torch.empty(0))
+    options = trained_split(loaded) | {"day_of_week": bool(loaded.config.get("day_of_week", False))}
 
     def draw(length: int) -> Tensor:
-        found = sequences(traffic, scaler, length, windows, seed, longest=longest, **trained_split(loaded))
+        found = sequences(traffic, scaler, length, windows, seed, longest=longest, **options)
         return found.to(parameter.dtype)
 
     return ModelLayers(loaded.model, draw, layers, _forward(loaded.model), per_window=per_window, seed=seed)

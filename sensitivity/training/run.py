@@ -67,7 +67,7 @@ def fit(
     choose_device(settings.device)
     folder = RunFolder(settings.folder)
     traffic = _traffic(settings, folder, traffic)
-    parts = split(traffic, settings.protocol, settings.input_length, settings.horizon)
+    parts = split(traffic, settings.protocol, settings.input_length, settings.horizon, day_of_week=settings.day_of_week)
     with _forked_rng():
         torch.manual_seed(mixed(settings.seed, 0))
         run = _Run(settings, folder, build_model(settings, traffic), parts)
@@ -89,6 +89,10 @@ def build_model(settings: Settings, traffic: Traffic) -> Forecaster:
         value=settings.penalty_value,
         where=settings.where,
         shared=settings.shared,
+        heads=settings.heads,
+        length=settings.input_length,
+        gate=settings.gate_value,
+        learned=settings.gate_learned,
     )
     return Forecaster(
         traffic.speed.shape[1],
@@ -102,6 +106,7 @@ def build_model(settings: Settings, traffic: Traffic) -> Forecaster:
         diagonal=diagonal,
         residual=residual,
         graph=traffic.graph if settings.spatial == "distance" else None,
+        day_of_week=settings.day_of_week,
     )
 
 

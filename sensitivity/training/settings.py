@@ -25,7 +25,8 @@ class Settings:
         out: the folder that the run writes to.
         graph: the road graph's file.
         protocol: ``dcrnn`` or ``paper``.
-        variant: ``none``, ``no-residual``, ``mask``, ``dropout`` or ``penalty``.
+        variant: what is done to the diagonal: ``none``, ``no-residual``, ``mask``, ``dropout``, ``penalty``,
+            ``learned-penalty``, ``length-penalty`` or ``gate``.
         depth: blocks of the model.
         dim: width of the model.
         heads: attention heads.
@@ -39,9 +40,13 @@ class Settings:
         patience: epochs without a better validation error after which the run stops.
         seed: of the weights, the order of the windows and the dropout.
         dropout_rate: for the variant ``dropout``.
-        penalty_value: for the variant ``penalty``.
+        penalty_value: for the variant ``penalty``; where ``learned-penalty`` begins; for ``length-penalty`` the value
+            at ``input_length``.
         where: for the variant ``dropout``: ``logits`` or ``weights``.
         shared: for the variant ``dropout``: one draw for all samples and heads.
+        gate_value: for the variant ``gate``: the factor of the residual.
+        gate_learned: for the variant ``gate``: train the factor, from ``gate_value`` on.
+        day_of_week: give the day of the week to the model, beside the time of day.
         input_length: rows of input in a window.
         horizon: rows to forecast.
         resume: continue the run in ``out``.
@@ -73,6 +78,9 @@ class Settings:
     penalty_value: float = -0.05
     where: str = "logits"
     shared: bool = False
+    gate_value: float | int = 0.5
+    gate_learned: bool = False
+    day_of_week: bool = False
     input_length: int = 12
     horizon: int = 12
     resume: bool = False
