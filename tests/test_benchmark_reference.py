@@ -8,6 +8,7 @@ from benchmarks.reference import PlainForecaster, positions
 from oracles import draw
 from tolerances import assert_close
 
+from sensitivity.layers import Dropout
 from sensitivity.models import Forecaster
 
 BLOCK = {
@@ -83,7 +84,7 @@ def test_has_the_same_gradients(pair: tuple[Forecaster, PlainForecaster]) -> Non
 def test_drops_at_the_same_places(pair: tuple[Forecaster, PlainForecaster]) -> None:
     counts = []
     for model in pair:
-        rates = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+        rates = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout | Dropout)]
         rates += [module.dropout for module in model.modules() if isinstance(module, torch.nn.MultiheadAttention)]
         assert set(rates) == {0.1}
         counts.append(len(rates) - 1)  # one behind the embedding

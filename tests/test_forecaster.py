@@ -13,6 +13,7 @@ from sensitivity.layers import (
     DiagonalLearnedPenalty,
     DiagonalMask,
     DiagonalPenalty,
+    Dropout,
     ResidualGate,
     TemporalAttention,
 )
@@ -122,7 +123,7 @@ def test_attention_layers_are_named_and_see_batch_node_time_dim():
 
 def test_all_dropouts_have_the_one_rate():
     model = small(dropout=0.25)
-    rates = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    rates = [module.p for module in model.modules() if isinstance(module, Dropout)]
     assert len(rates) == 1 + 2 * 4
     assert set(rates) == {0.25}
     assert not torch.equal(model(inputs()), model(inputs()))

@@ -9,6 +9,7 @@ from sensitivity.layers.diagonal import (
     DiagonalPenalty,
     diagonal_from_config,
 )
+from sensitivity.layers.dropout import Dropout
 from sensitivity.layers.gate import ResidualGate, residual_from_config
 from sensitivity.layers.positional import time_encoding
 from sensitivity.layers.spatial import (
@@ -33,6 +34,7 @@ __all__ = [
     "DiagonalPenalty",
     "DistanceMixing",
     "Draw",
+    "Dropout",
     "NodeScaling",
     "ResidualGate",
     "TemporalAttention",

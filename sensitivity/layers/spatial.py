@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sensitivity.errors import InputError
+from sensitivity.layers.dropout import Dropout
 
 SPATIAL = ("as_published", "adaptive", "distance", "none")
 RANK = 10
@@ -55,7 +56,7 @@ class NodeScaling(nn.Module):
         super().__init__()
         self.tables = _AdaptiveTables(nodes)
         self.linear = nn.Linear(TERMS * dim, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, states: Float[Tensor, "batch node time dim"]) -> Float[Tensor, "batch node time dim"]:
         """Scales and projects every node by itself."""
@@ -82,7 +83,7 @@ class AdaptiveMixing(nn.Module):
         super().__init__()
         self.tables = _AdaptiveTables(nodes)
         self.linear = nn.Linear(TERMS * dim, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, states: Float[Tensor, "batch node time dim"]) -> Float[Tensor, "batch node time dim"]:
         """Mixes and projects."""
@@ -104,7 +105,7 @@ class DistanceMixing(nn.Module):
         super().__init__()
         self.register_buffer("graph", graph)
         self.linear = nn.Linear(TERMS * dim, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, states: Float[Tensor, "batch node time dim"]) -> Float[Tensor, "batch node time dim"]:
         """Mixes and projects."""

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from sensitivity.errors import InputError
 from sensitivity.layers.diagonal import Diagonal, diagonal_from_config
+from sensitivity.layers.dropout import Dropout, check_dropout
 from sensitivity.layers.gate import ResidualGate, residual_from_config
 from sensitivity.layers.positional import time_encoding
 from sensitivity.layers.spatial import check_graph, spatial_layer
-from sensitivity.layers.temporal import TemporalAttention, check_dropout
+from sensitivity.layers.temporal import TemporalAttention
 from sensitivity.models.clock import DAYS, check_inputs, clock
 
 
@@ -44,7 +45,7 @@ class Block(nn.Module):
         if spatial is not None:
             self.spatial_clock = nn.Linear(parts, temporal.dim)
             self.spatial_norm = nn.LayerNorm(temporal.dim)
-            self.dropout = nn.Dropout(dropout)
+            self.dropout = Dropout(dropout)
 
     def forward(
         self, states: Float[Tensor, "batch node time dim"], clock: Float[Tensor, "batch node time part"]
@@ -123,7 +124,7 @@ class Forecaster(nn.Module):
         }
         self.nodes, self.input_length, self.horizon = nodes, input_length, horizon
         self.embedding = nn.Linear(1, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         shared = check_graph(graph, nodes) if spatial == "distance" else None
         self.blocks = nn.ModuleList(self._block(shared) for _ in range(depth))
         self.readout = nn.Linear(dim + self._parts, 1)
