@@ -243,10 +243,12 @@ class TemporalAttention(nn.Module):
         factors = self.diagonal.sample_multiplier(samples, heads, length, like, generator)
         bias = multiplier = None
         if hidden is not None:
-            gone = _hideable(hidden, self._visible(length, padding, like.device), eye)
-            bias = torch.zeros(gone.shape, dtype=like.dtype, device=like.device).masked_fill(gone, -math.inf)
+            gone = hidden & _has_others(self._visible(length, padding, like.device), eye)
+            bias = like.new_zeros(*gone.shape, length)
+            bias.diagonal(dim1=-2, dim2=-1).masked_fill_(gone, -math.inf)
         if factors is not None:
-            multiplier = torch.where(eye, factors[..., None], 1.0)
+            multiplier = like.new_ones(*factors.shape, length)
+            multiplier.diagonal(dim1=-2, dim2=-1).copy_(factors)
         return Draw(bias, multiplier)
 
     def _visible(self, length: int, padding: Tensor | None, device: torch.device) -> Bool[Tensor, "#s #h query key"]:
@@ -263,7 +265,7 @@ class TemporalAttention(nn.Module):
         visible = self._visible(length, padding, like.device)
         eye = torch.eye(length, dtype=torch.bool, device=like.device)
         if not penalised and constant == -math.inf:
-            visible = visible & ~_hideable(eye.new_ones(1, 1, length), visible, eye)
+            visible = visible & ~(_has_others(visible, eye)[..., None] & eye)
         empty = None
         if padding is not None:
             empty = ~visible.any(dim=-1, keepdim=True)
@@ -300,11 +302,8 @@ def _fused(
     return mixed if mask.empty is None else mixed.masked_fill(mask.empty, 0.0)
 
 
-def _hideable(
-    hidden: Bool[Tensor, "#sample #head time"],
-    visible: Bool[Tensor, "#sample #head time time"],
-    eye: Bool[Tensor, "time time"],
-) -> Bool[Tensor, "#sample #head time time"]:
-    """The diagonal pairs to hide: the wanted ones, except where the diagonal is the only visible key of its row."""
-    others = (visible & ~eye).any(dim=-1)
-    return (hidden & others)[..., None] & eye
+def _has_others(
+    visible: Bool[Tensor, "#sample #head time time"], eye: Bool[Tensor, "time time"]
+) -> Bool[Tensor, "#sample #head time"]:
+    """The rows that see another key than their own: only there may the diagonal be hidden."""
+    return (visible & ~eye).any(dim=-1)

@@ -64,8 +64,13 @@ class ForecastModule(LightningModule):
         return self.model(inputs).float() * self.std + self.mean
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW; a resumed run goes on with the moments it had."""
-        optimizer = torch.optim.AdamW(self.parameters(), lr=self.settings.lr, weight_decay=self.settings.weight_decay)
+        """AdamW, fused where torch has such a kernel; a resumed run goes on with the moments it had."""
+        optimizer = torch.optim.AdamW(
+            self.parameters(),
+            lr=self.settings.lr,
+            weight_decay=self.settings.weight_decay,
+            fused=self.device.type in ("cpu", "cuda"),
+        )
         if self._optimizer_state is not None:
             optimizer.load_state_dict(self._optimizer_state)
         return optimizer
