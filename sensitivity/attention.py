@@ -23,7 +23,7 @@ class SoftmaxAttention:
     .. math::
 
         s_{ij} = c \langle W_Q x_i + b_Q, W_K x_j + b_K \rangle + B_{ij}, \quad a_i = \mathrm{softmax}_j(s_{i\cdot}),
-        \quad h_i = g\, x_i + \sum_h W_O \sum_j m_{ij} a_{ij} (W_V x_j + b_V) + b_O
+        \quad h_i = \gamma x_i + \sum_h W_O \sum_j m_{ij} a_{ij} (W_V x_j + b_V) + b_O
 
     Attributes:
         query_weight: :math:`W_Q`, ``(head, width, dim)``.
@@ -44,7 +44,7 @@ class SoftmaxAttention:
         diagonal_length: :math:`T_0`, for a penalty that follows the length: a row that sees n other keys then has
             ``diagonal_bias`` :math:`+ \log(n / (T_0 - 1))`. None for the same penalty everywhere.
         padding: True at padded positions, ``(sample, time)``: hidden as keys, and left out as queries.
-        residual: the factor g on the residual :math:`x_i`: True for 1, False for none, a number for a gate.
+        residual: the factor :math:`\gamma` on the residual :math:`x_i`: True for 1, False for 0, a number for a gate.
         multiplier: :math:`m_{ij}`, sampled factors on the weights after the softmax, broadcast to
             ``(sample, head, query, key)``.
 

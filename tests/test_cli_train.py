@@ -21,9 +21,9 @@ from sensitivity import checkpoint
 from sensitivity.cli import commands
 from sensitivity.cli.train import command
 from sensitivity.layers import SPATIAL
-from sensitivity.models import VARIANTS
+from sensitivity.models import BACKBONES, VARIANTS
 from sensitivity.training import Settings
-from sensitivity.training.settings import DEVICES
+from sensitivity.training.settings import DEVICES, RECIPES
 from sensitivity.training.table import score_table
 
 SMALL = ["--data", "synthetic:nodes=3,days=2", "--dim", "4", "--depth", "1", "--heads", "2", "--batch-size", "64"]
@@ -109,9 +109,10 @@ def test_options_and_settings_agree() -> None:
     fields = {field.name: field.default for field in dataclasses.fields(Settings)}
     assert set(options) == set(fields) - {"input_length", "horizon"}
     for name, option in options.items():
-        if name not in ("out", "graph"):
+        if name != "out" and fields[name] is not None:
             assert option.get_default(click.Context(command)) == fields[name], name
     choices = {"variant": VARIANTS, "spatial": SPATIAL, "device": DEVICES, "protocol": ("dcrnn", "paper")}
+    choices |= {"backbone": BACKBONES, "recipe": RECIPES}
     for name, known in choices.items():
         assert set(options[name].type.choices) == set(known)
 

@@ -239,7 +239,8 @@ def test_with_exchangeable_logits_the_mean_diagonal_weight_settles_where_it_woul
         with torch.no_grad():
             module.projection.weight *= 2
         means[diagonal.kind] = [
-            float(on_diagonal(weights(module, draw(4, length, 8, seed=length))).mean()) for length in (12, 96, 768)
+            float(on_diagonal(weights(module, draw(4, length, 8, seed=length))).mean().detach())
+            for length in (12, 96, 768)
         ]
     plain, kept = means["penalty"], means["length-penalty"]
     assert plain[0] == pytest.approx(kept[0], rel=1e-9)  # the same at the length of training

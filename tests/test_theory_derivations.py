@@ -327,6 +327,7 @@ def test_builder_links_steps():
 LAYERS = {
     "plain": (Layer(), {}),
     "no residual": (Layer(residual=False), {}),
+    "gate": (Layer(gated=True), {}),
     "causal": (Layer(hidden="causal"), {"causal": True}),
     "mask": (Layer(hidden="diagonal"), {"diagonal_bias": float("-inf")}),
     "penalty": (Layer(penalty=True), {}),
@@ -357,13 +358,13 @@ def test_formulas_agree_with_autograd(name):
         **biases,
         output_bias=torch.tensor(p.b_O, dtype=torch.float64)[:, 0],
         bias=torch.tensor(p.B, dtype=torch.float64),
-        residual=layer.residual,
+        residual=p.scalars["gamma"] if layer.gated else layer.residual,
         scale=p.scalars["c"],
         **options,
     )
     tokens = torch.tensor(p.x, dtype=torch.float64)
     jacobian = torch.func.jacrev(lambda u: module(u[None])[0])(tokens).permute(0, 2, 1, 3)
-    formula = attention.whole(layer.residual)
+    formula = theory.find("gate").result().rhs if layer.gated else attention.whole(layer.residual)
     if layer.multiplier:
         found = theory.find("dropout-weights").result("sampled block").rhs
         paths = total(symbols.with_head(sub(found, RESIDUAL)), h)

@@ -25,6 +25,7 @@ class Layer:
         multiplier: whether weights are multiplied by ``m_ij`` after the softmax.
         rotary: whether queries and keys are rotated by ``Theta_i``.
         residual: whether the token is added to the attention's output.
+        gated: whether it is multiplied by ``gamma`` before.
         norm: ``""``, ``"pre"`` (tokens are normalised before attention) or ``"post"`` (the sum is normalised).
         uniform: whether all logits of a row are equal before the penalty.
         exchangeable: whether no bias tells positions apart, so that tokens may be permuted.
@@ -35,6 +36,7 @@ class Layer:
     multiplier: bool = False
     rotary: bool = False
     residual: bool = True
+    gated: bool = False
     norm: str = ""
     uniform: bool = False
     exchangeable: bool = False
@@ -103,7 +105,8 @@ def forward(layer: Layer, sizes: Sizes, p: Parameters, numbers: Numbers) -> Tabl
     table |= {name: [head[name] for head in heads] for name in heads[0]}
     u = []
     for i in times:
-        state = plus(x[i], p.b_O) if layer.residual else p.b_O
+        token = scaled(p.scalars["gamma"], x[i]) if layer.gated else x[i]
+        state = plus(token, p.b_O) if layer.residual else p.b_O
         for h in range(sizes.H):
             state = plus(state, product(p.heads[h]["W_O"], table["o"][h][i]))
         u.append([[numbers.seed("u", (i, r), state[r][0])] for r in range(sizes.D)])

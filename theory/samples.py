@@ -47,7 +47,7 @@ def draw(layer: Layer, sizes: Sizes, seed: int) -> Parameters:
         gamma=[number() for _ in range(s.D)],
         shift=[number() for _ in range(s.D)],
         sigma=[number(1) for _ in range(s.T)],
-        scalars=scalars | {"p": QQ(1, 3), "R": QQ(7, 2)},
+        scalars=scalars | {"p": QQ(1, 3), "R": QQ(7, 2), "gamma": QQ(-2, 3)},
     )
 
 

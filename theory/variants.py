@@ -24,6 +24,7 @@ from theory.symbols import (
     c,
     cov,
     eye,
+    gamma,
     h,
     i,
     j,
@@ -87,6 +88,26 @@ def no_residual() -> Derivation:
         "Leaving the residual out takes the identity off the diagonal and changes nothing else. As "
         "$\\lVert I\\rVert_F=\\sqrt D$, a raw diagonal mostly measures the residual: compare with it left out.",
         layer=Layer(residual=False),
+    )
+
+
+@cache
+def gate() -> Derivation:
+    """A gate on the residual: the residual path times gamma, the same three others."""
+    build = Builder().start("gated residual", Partial(out(i), x(j)))
+    sent = total(total(mul(a(i, l, head=h), W_O(h), v(l, h)), l), h)
+    build.eq(Partial(add(mul(gamma, x(i)), sent, b_O()), x(j)), rules.DEFINITION)
+    paths = total(add(attention.value_start(h), attention.weight_start(h)), h)
+    build.eq(add(mul(gamma, Partial(x(i), x(j))), paths), rules.PRODUCT)
+    results = attention.residual().result(), attention.value_path().result(), attention.weight_path().result()
+    build.eq(add(mul(gamma, D_IJ, eye), attention.whole(residual_path=False)), rules.CITE, *results)
+    return build.done(
+        "gate",
+        "A gate on the residual",
+        "With $h_i=\\gamma x_i+o_i$ the residual path is $\\gamma I$, of Frobenius norm $|\\gamma|\\sqrt D$; nothing "
+        "else changes. $\\gamma=1$ is the plain residual and $\\gamma=0$ none. It is the one knob that reaches the "
+        "largest part of a raw diagonal, which no mask, penalty or dropout of logits touches.",
+        layer=Layer(gated=True),
     )
 
 
@@ -202,4 +223,4 @@ def pre_norm() -> Derivation:
 
 def derivations() -> tuple[Derivation, ...]:
     """The derivations of the other variants."""
-    return causal(), no_residual(), rotary(), layer_norm(), post_norm(), pre_norm()
+    return causal(), no_residual(), gate(), rotary(), layer_norm(), post_norm(), pre_norm()

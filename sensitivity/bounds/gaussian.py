@@ -53,7 +53,7 @@ def limit_off_diagonal(layer: LayerConstants, tokens: Tokens) -> float:
 
 
 def limit_diagonal(layer: LayerConstants, tokens: Tokens, residual: float | int) -> float:
-    r"""Frobenius norm of the limit of a diagonal block, :math:`g I + \sum_h M_h S N_h`."""
+    r"""Frobenius norm of the limit of a diagonal block, :math:`\gamma I + \sum_h M_h S N_h`."""
     limit = torch.einsum("hod,de,hek->ok", layer.value_maps, tokens.covariance, layer.score_maps)
     if residual:
         limit = limit + residual * torch.eye(limit.shape[0], dtype=limit.dtype, device=limit.device)

@@ -16,7 +16,7 @@ STEPS = 30
 
 
 def upper(constants: LayerConstants, ball: BallConstants, residual: float | int, length: int) -> float:
-    r""":math:`|g| + \sum_h R^2 \kappa_h + \sqrt T \sum_h (|M_h| + w_h \rho_h)`.
+    r""":math:`|\gamma| + \sum_h R^2 \kappa_h + \sqrt T \sum_h (|M_h| + w_h \rho_h)`.
 
     The value and key paths of a head map :math:`(y_j)` to :math:`\sum_j a_{ij} (M y_j + (u_j - \bar u_i) w \cdot y_j)`,
     at most :math:`(|M| + w \rho) (\sum_j a_{ij} |y_j|^2)^{1/2}`; summed over i, no column of the weights exceeds T.

@@ -90,9 +90,9 @@ def diagonal_lower(
 ) -> Float[Tensor, "*axes"]:
     r"""Lower bound of a diagonal block with the residual: zero where it says nothing.
 
-    All paths but the residual end in the output weights, :math:`J_{ii} = g I + W_O Y` with :math:`|Y| \le C`. Along
-    the left singular vectors :math:`y_k` of :math:`W_O`, :math:`|y_k^T J_{ii}| \ge |g| - \sigma_k C`: the weakest
-    output direction keeps the residual.
+    All paths but the residual end in the output weights, :math:`J_{ii} = \gamma I + W_O Y` with :math:`|Y| \le C`.
+    Along the left singular vectors :math:`y_k` of :math:`W_O`, :math:`|y_k^T J_{ii}| \ge |\gamma| - \sigma_k C`: the
+    weakest output direction keeps the residual.
     """
     inner = torch.linalg.matrix_norm(constants.inner_value_maps, ord=2)
     per_head = weight * inner + weight * (1 - weight) * 2 * inner_radius * gradient

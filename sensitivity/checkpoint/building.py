@@ -8,16 +8,17 @@ import types
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from sensitivity.checkpoint.weights import common_dtype
 from sensitivity.errors import InputError
-from sensitivity.models.forecaster import Forecaster
+from sensitivity.models import BACKBONES, Forecaster, STAEformer
 
 Builder = Callable[[], nn.Module]
 _NAMES = set(Forecaster.NAMES)
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class Named:
@@ -62,6 +63,21 @@ def resolve(builder: str | Builder | None) -> tuple[Builder | None, types.Module
     return lambda: _built(function, name), sys.modules.get(getattr(function, "__module__", ""))
 
 
+def known(name: str, config: dict[str, Any], weights: Mapping[str, Tensor]) -> nn.Module | None:
+    """A fresh model of this package by the name of its class; None if there is no such class.
+
+    Args:
+        name: as a checkpoint has it.
+        config: of the model.
+        weights: the tensors, by name.
+    """
+    if name == Forecaster.__name__:
+        return forecaster(config, weights)
+    if name not in {kind.__name__ for kind in BACKBONES.values()}:
+        return None
+    return _as(STAEformer.from_config(config), weights)
+
+
 def forecaster(config: Any, weights: Mapping[str, Tensor]) -> Forecaster | None:
     """A fresh forecaster if ``config`` describes one, in the floating type of the weights; else None.
 
@@ -74,7 +90,11 @@ def forecaster(config: Any, weights: Mapping[str, Tensor]) -> Forecaster | None:
     if found is None:
         return None
     graph = next((value for name, value in weights.items() if name.endswith("blocks.0.spatial.graph")), None)
-    model = Forecaster.from_config(found, graph=graph)
+    return _as(Forecaster.from_config(found, graph=graph), weights)
+
+
+def _as(model: Model, weights: Mapping[str, Tensor]) -> Model:
+    """The model in the floating type that all weights share."""
     dtype = common_dtype(weights.values())
     return model if dtype is None else model.to(dtype)
 

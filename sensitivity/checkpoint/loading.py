@@ -102,8 +102,8 @@ def _ours(path: Path, content: Mapping[str, Any], build: building.Builder | None
         raise InputError(f"{path} is an incomplete checkpoint: it lacks {', '.join(absent) or 'weights'}.")
     config = dict(content["config"])
     model = build() if build else None
-    if model is None and content["model"] == "Forecaster":
-        model = building.forecaster(config, content["weights"])
+    if model is None:
+        model = building.known(str(content["model"]), config, content["weights"])
     if model is None:
         raise InputError(f"{path} holds a {content['model']}, which this release cannot build; {_BUILDER}.")
     mapping, notes = _into(model, content["weights"], path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sensitivity.cli.options import LENGTHS, out_option
-from sensitivity.cli.training_options import training_options
+from sensitivity.cli.training_options import given, training_options
 from sensitivity.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def command(variants: str, seeds: str, jobs: int, lengths: list[int] | None, win
     from sensitivity.training import Settings
 
     names = [name.strip() for name in variants.split(",") if name.strip()]
-    plan = Plan(Settings(**options), out, tuple(names), parse_seeds(seeds))
+    plan = Plan(Settings(**given(options)), out, tuple(names), parse_seeds(seeds))
     probe = None if no_measure else Probe(lengths, windows, sensors)
     try:
         found = reproduce(plan, probe, jobs=jobs, told=_Told(plan), measured=_measured)

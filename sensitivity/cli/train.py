@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from sensitivity.cli.options import seed_option
-from sensitivity.cli.training_options import training_options
+from sensitivity.cli.training_options import given, training_options
 
 _VARIANTS = ["none", "no-residual", "mask", "dropout", "penalty", "learned-penalty", "length-penalty", "gate"]
 _PLACE = ("out", "resume", "device", "tensorboard")
@@ -57,7 +57,7 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> Any:
     from sensitivity.training import Settings
     from sensitivity.training.folder import RunFolder
 
-    settings = Settings(**options)
+    settings = Settings(**given(options))
     if not settings.resume:
         return settings
     stored, _ = RunFolder(settings.folder).read_settings()

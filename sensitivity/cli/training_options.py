@@ -22,6 +22,11 @@ def training_options(protocol: str = "dcrnn") -> Callable[[Any], Any]:
     return decorate
 
 
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options without those that were left to their backbone and recipe."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 # fmt: off
 def _options(protocol: str) -> list[Any]:
     option = click.option
@@ -31,18 +36,23 @@ def _options(protocol: str) -> list[Any]:
         option("--graph", metavar="FILE", help="Road graph, for --spatial distance."),
         option("--protocol", type=click.Choice(["dcrnn", "paper"]), default=protocol, show_default=True,
                help="Split and scaler."),
-        option("--depth", type=int, default=2, show_default=True, help="Blocks (published: 12)."),
-        option("--dim", type=int, default=32, show_default=True, help="Width (published: 72)."),
-        option("--heads", type=int, default=4, show_default=True, help="Attention heads (published: 8)."),
-        option("--spatial", type=click.Choice(["as_published", "adaptive", "distance", "none"]), show_default=True,
-               default="as_published", help="How nodes are mixed; 'as_published' does not mix them."),
-        option("--day-of-week", is_flag=True, help="Give the model the day of the week, beside the time of day."),
+        option("--backbone", type=click.Choice(["forecaster", "staeformer"]), default="forecaster", show_default=True,
+               help="The paper's model, or a stronger one; it sets the defaults of what follows."),
+        option("--depth", type=int, help="Blocks (published: 12). [default: 2; staeformer: 3 over time, 3 over nodes]"),
+        option("--dim", type=int, help="Width (published: 72). [default: 32; staeformer: 152]"),
+        option("--heads", type=int, help="Attention heads (published: 8). [default: 4]"),
+        option("--spatial", type=click.Choice(["as_published", "adaptive", "distance", "none"]), help="How a "
+               "forecaster mixes nodes; 'as_published' does not. [default: as_published]"),
+        option("--day-of-week/--no-day-of-week", default=None, help="Give the model the day of the week, beside the "
+               "time of day. [default: no; staeformer: yes]"),
         option("--dropout", type=float, default=0.1, show_default=True, help="Dropout of the model."),
         option("--epochs", type=int, default=30, show_default=True, help="Passes over the training windows."),
-        option("--batch-size", type=int, default=128, show_default=True, help="Windows in a step."),
-        option("--lr", type=float, default=2e-4, show_default=True, help="Highest learning rate."),
-        option("--weight-decay", type=float, default=0.01, show_default=True, help="Of AdamW."),
-        option("--clip", type=float, default=5.0, show_default=True, help="Largest norm of the gradient."),
+        option("--recipe", type=click.Choice(["cosine", "steps"]), help="AdamW with warm-up and a half cosine, or Adam "
+               "with steps down after 20 and 30 epochs. [default: cosine; staeformer: steps]"),
+        option("--batch-size", type=int, help="Windows in a step. [default: 128; steps: 16]"),
+        option("--lr", type=float, help="Highest learning rate. [default: 2e-4; steps: 1e-3]"),
+        option("--weight-decay", type=float, help="Of the optimiser. [default: 0.01; steps: 3e-4]"),
+        option("--clip", type=float, help="Largest norm of the gradient, 0 for any. [default: 5; steps: 0]"),
         option("--patience", type=int, default=20, show_default=True, help="Epochs without a better validation error."),
         option("--dropout-rate", type=float, default=0.1, show_default=True, help="For --variant dropout."),
         option("--where", type=click.Choice(["logits", "weights"]), default="logits", show_default=True,

@@ -32,7 +32,7 @@ def blocks(
     r"""Every block :math:`J_{ij} = dh_i/dx_j`, by path.
 
     ==========  ==========================================================================
-    residual    :math:`\delta_{ij} g I`
+    residual    :math:`\delta_{ij} \gamma I`
     value       :math:`\sum_h m_{ij} a_{ij} W_O W_V`
     key         :math:`\sum_h c\, a_{ij} W_O (m_{ij} v_j - o_i) (W_K^T q_i)^T`
     query       :math:`\delta_{ij} \sum_h c\, W_O \sum_l a_{il} (m_{il} v_l - o_i) k_l^T W_Q`

@@ -12,15 +12,15 @@ from sensitivity.errors import InputError
 
 
 class ResidualGate(nn.Module):
-    r"""A scalar on the residual branch: :math:`h_i = g\, x_i + o_i`.
+    r"""A scalar on the residual branch: :math:`h_i = \gamma x_i + o_i`.
 
-    The residual path of every diagonal block becomes :math:`g I`; the value, key and query paths are untouched. It is
-    the only regulariser of the path that dominates the diagonal: :math:`\|I\|_F = \sqrt D`. ``g = 1`` is the plain
-    residual, ``g = 0`` none at all.
+    The residual path of every diagonal block becomes :math:`\gamma I`; the value, key and query paths are untouched. It
+    is the only regulariser of the path that dominates the diagonal: :math:`\|I\|_F = \sqrt D`. :math:`\gamma = 1` is
+    the plain residual, :math:`\gamma = 0` none at all.
 
     Args:
-        value: g, or where it begins if it is learned.
-        learned: whether g is trained with the model.
+        value: :math:`\gamma`, or where it begins if it is learned.
+        learned: whether :math:`\gamma` is trained with the model.
 
     Raises:
         InputError: ``value`` is not a finite number.
@@ -34,7 +34,7 @@ class ResidualGate(nn.Module):
         self.gate = nn.Parameter(torch.tensor(self.value)) if self.learned else None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The tokens times g."""
+        """The tokens times the gate."""
         return tokens * (self.value if self.gate is None else self.gate)
 
     @property

@@ -46,7 +46,7 @@ class TemporalAttention(nn.Module):
 
     .. math::
 
-        h_i = g\, x_i + \mathrm{Dropout}\Big(\sum_h W_O \sum_j a_{ij} (W_V x_j + b_V) + b_O + u_i\Big), \qquad
+        h_i = \gamma x_i + \mathrm{Dropout}\Big(\sum_h W_O \sum_j a_{ij} (W_V x_j + b_V) + b_O + u_i\Big), \qquad
         a_i = \mathrm{softmax}_j\big(\langle q_i, k_j \rangle / \sqrt{d} + B_{ij}\big)
 
     with an optional offset :math:`u`. Any length is taken: the layer knows no positions. Fused kernels are used
@@ -60,7 +60,7 @@ class TemporalAttention(nn.Module):
         dim: features of a token.
         heads: number of heads; must divide ``dim``.
         diagonal: a regulariser of the diagonal, or None.
-        residual: True adds :math:`x_i`, False does not, and a ``ResidualGate`` adds it times g.
+        residual: True adds :math:`x_i`, False does not, and a ``ResidualGate`` adds it times :math:`\gamma`.
         causal: hides every key after the query.
         dropout: dropout of the weights, after the softmax.
         output_dropout: dropout of the output (offset included), before the residual.

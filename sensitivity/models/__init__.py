@@ -1,4 +1,4 @@
-"""The time-and-space forecaster, comparators and naive forecasts."""
+"""The time-and-space forecasters, comparators and naive forecasts."""
 
 from sensitivity.models.comparators import (
     COMPARATORS,
@@ -8,9 +8,14 @@ from sensitivity.models.comparators import (
     comparator,
 )
 from sensitivity.models.forecaster import Block, Forecaster
+from sensitivity.models.staeformer import STAEformer
 from sensitivity.models.variants import PUBLISHED, VARIANTS, variant_diagonal
 
+BACKBONES = {"forecaster": Forecaster, "staeformer": STAEformer}
+"""Forecasters by name."""
+
 __all__ = [
+    "BACKBONES",
     "COMPARATORS",
     "PUBLISHED",
     "VARIANTS",
@@ -19,6 +24,7 @@ __all__ = [
     "ConvolutionEncoder",
     "Forecaster",
     "RecurrentEncoder",
+    "STAEformer",
     "comparator",
     "variant_diagonal",
 ]

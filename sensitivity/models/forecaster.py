@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from sensitivity.errors import InputError
 from sensitivity.layers.diagonal import Diagonal, diagonal_from_config
-from sensitivity.layers.dropout import Dropout, check_dropout
+from sensitivity.layers.dropout import Dropout
 from sensitivity.layers.gate import ResidualGate, residual_from_config
 from sensitivity.layers.positional import time_encoding
 from sensitivity.layers.spatial import check_graph, spatial_layer
 from sensitivity.layers.temporal import TemporalAttention
 from sensitivity.models.clock import DAYS, check_inputs, clock
+from sensitivity.models.config import arguments, described, sizes
 
 
 class Block(nn.Module):
@@ -102,7 +103,7 @@ class Forecaster(nn.Module):
         dim: int = 72,
         depth: int = 12,
         heads: int = 8,
-        dropout: float = 0.1,
+        dropout: float | int = 0.1,
         spatial: str = "as_published",
         diagonal: Diagonal | None = None,
         residual: bool | ResidualGate = True,
@@ -110,17 +111,10 @@ class Forecaster(nn.Module):
         day_of_week: bool = False,
     ) -> None:
         super().__init__()
-        sizes = {"nodes": nodes, "input_length": input_length, "horizon": horizon, "dim": dim, "depth": depth}
-        for name, value in sizes.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be an integer of at least 1, not {value!r}.")
-        self.config: dict[str, Any] = sizes | {
-            "heads": heads,
-            "dropout": check_dropout(dropout, "dropout"),
+        self.config: dict[str, Any] = {
+            **sizes(nodes=nodes, input_length=input_length, horizon=horizon, dim=dim, depth=depth),
             "spatial": spatial,
-            "diagonal": None if diagonal is None else diagonal.config(),
-            "residual": residual.config() if isinstance(residual, ResidualGate) else residual,
-            "day_of_week": bool(day_of_week),
+            **described(heads, dropout, diagonal, residual, day_of_week),
         }
         self.nodes, self.input_length, self.horizon = nodes, input_length, horizon
         self.embedding = nn.Linear(1, dim)
@@ -137,15 +131,7 @@ class Forecaster(nn.Module):
         Raises:
             InputError: names that no forecaster has, or values that it refuses.
         """
-        unknown = sorted(set(config) - set(cls.NAMES))
-        if unknown or "nodes" not in config:
-            fault = f"unknown: {', '.join(unknown)}" if unknown else "'nodes' is missing"
-            raise InputError(f"this is not the configuration of a Forecaster ({fault}).")
-        built = {
-            "diagonal": diagonal_from_config(config.get("diagonal")),
-            "residual": residual_from_config(config.get("residual", True)),
-        }
-        return cls(**(config | built), graph=graph)
+        return cls(**arguments(config, cls.NAMES, cls.__name__), graph=graph)
 
     def forward(self, inputs: Float[Tensor, "batch time node channel"]) -> Float[Tensor, "batch horizon node"]:
         """The forecast in z-scored units.

@@ -15,7 +15,7 @@ from sensitivity.errors import RunError, SensitivityWarning
 from sensitivity.traffic import Scaler, Window
 from sensitivity.training.data import mixed
 from sensitivity.training.metrics import MaskedMetrics
-from sensitivity.training.schedule import learning_rate
+from sensitivity.training.schedule import rate_of
 from sensitivity.training.settings import Settings
 
 CHECK_EVERY = 50
@@ -64,8 +64,9 @@ class ForecastModule(LightningModule):
         return self.model(inputs).float() * self.std + self.mean
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW, fused where torch has such a kernel; a resumed run goes on with the moments it had."""
-        optimizer = torch.optim.AdamW(
+        """The recipe's optimiser, fused where torch can; a resumed run goes on with the moments it had."""
+        kind = torch.optim.Adam if self.settings.recipe == "steps" else torch.optim.AdamW
+        optimizer = kind(
             self.parameters(),
             lr=self.settings.lr,
             weight_decay=self.settings.weight_decay,
@@ -84,7 +85,8 @@ class ForecastModule(LightningModule):
 
     def on_train_batch_start(self, batch: Window, batch_idx: int) -> None:
         """Sets the learning rate of the step."""
-        rate = learning_rate(self.current_epoch + batch_idx / self.steps, self.settings.epochs, self.settings.lr)
+        settings, done = self.settings, self.current_epoch + batch_idx / self.steps
+        rate = rate_of(settings.recipe, done, settings.epochs, settings.lr)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = rate
 

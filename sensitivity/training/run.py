@@ -9,17 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sensitivity import checkpoint
 from sensitivity.errors import InputError
-from sensitivity.models import Forecaster, variant_diagonal
+from sensitivity.models import Forecaster, STAEformer, variant_diagonal
 from sensitivity.traffic import Split, Traffic, describe, reopen, split
 from sensitivity.training.data import mixed, open_traffic
 from sensitivity.training.evaluate import evaluate, naive_scores
 from sensitivity.training.folder import RunFolder
 from sensitivity.training.loop import choose_device, require_lightning, run_epochs
 from sensitivity.training.settings import Settings
+
+Model = Forecaster | STAEformer
+_DAY = np.timedelta64(1, "D")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +37,7 @@ class Result:
         checkpoint: path of ``ckpt.pt``.
     """
 
-    model: Forecaster
+    model: Model
     split: Split
     metrics: dict[str, Any]
     checkpoint: Path
@@ -77,11 +81,11 @@ def fit(
     return run.finish(best)
 
 
-def build_model(settings: Settings, traffic: Traffic) -> Forecaster:
+def build_model(settings: Settings, traffic: Traffic) -> Model:
     """A fresh forecaster for these settings and this data, with weights from the global random stream.
 
     Raises:
-        InputError: sizes, a variant, or a spatial module that the forecaster refuses.
+        InputError: sizes, a variant, or a spatial module that the backbone refuses.
     """
     diagonal, residual = variant_diagonal(
         settings.variant,
@@ -94,20 +98,18 @@ def build_model(settings: Settings, traffic: Traffic) -> Forecaster:
         gate=settings.gate_value,
         learned=settings.gate_learned,
     )
-    return Forecaster(
-        traffic.speed.shape[1],
-        input_length=settings.input_length,
-        horizon=settings.horizon,
-        dim=settings.dim,
-        depth=settings.depth,
-        heads=settings.heads,
-        dropout=settings.dropout,
-        spatial=settings.spatial,
-        diagonal=diagonal,
-        residual=residual,
-        graph=traffic.graph if settings.spatial == "distance" else None,
-        day_of_week=settings.day_of_week,
-    )
+    names = ("input_length", "horizon", "dim", "depth", "heads", "dropout", "day_of_week")
+    options: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    options |= {"nodes": traffic.speed.shape[1], "diagonal": diagonal, "residual": residual}
+    if settings.backbone == "forecaster":
+        graph = traffic.graph if settings.spatial == "distance" else None
+        return Forecaster(**options, spatial=settings.spatial, graph=graph)
+    if settings.spatial != "attention":
+        raise InputError(
+            f"a staeformer mixes its nodes by attention, so spatial={settings.spatial!r} has no meaning there; leave "
+            "it out."
+        )
+    return STAEformer(**options, steps_per_day=max(1, round(_DAY / traffic.step)))
 
 
 def _traffic(settings: Settings, folder: RunFolder, traffic: Traffic | None) -> Traffic:
@@ -131,7 +133,7 @@ class _Run:
 
     settings: Settings
     folder: RunFolder
-    model: Forecaster
+    model: Model
     parts: Split
 
     def train(self, callbacks: Sequence[Any], progress: bool | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The learning rate over a run: linear warm-up, then a half cosine."""
+"""The learning rate over a run: linear warm-up and a half cosine, or a step down at two epochs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ FLOOR = 1e-6
 START = 0.1
 WARM_UP = 5.0
 SHARE = 0.1
+MILESTONES, DROP = (20, 30), 0.1
 
 
 def warm_up(epochs: int) -> float:
@@ -44,3 +45,21 @@ def learning_rate(done: float | int, epochs: int, peak: float, floor: float = FL
         return peak * (START + (1 - START) * done / warm)
     share = min(1.0, (done - warm) / (epochs - warm))
     return floor + (peak - floor) * (1 + math.cos(math.pi * share)) / 2
+
+
+def stepped_rate(done: float | int, peak: float) -> float:
+    """The learning rate of the recipe of STAEformer on METR-LA: a tenth after 20 epochs, a hundredth after 30.
+
+    Args:
+        done: epochs done.
+        peak: the first rate.
+
+    >>> [round(stepped_rate(t, 1e-3), 6) for t in (0, 19.9, 20, 30)]
+    [0.001, 0.001, 0.0001, 1e-05]
+    """
+    return peak * DROP ** sum(done >= milestone for milestone in MILESTONES)
+
+
+def rate_of(recipe: str, done: float | int, epochs: int, peak: float) -> float:
+    """The learning rate of a recipe after ``done`` of ``epochs`` epochs."""
+    return stepped_rate(done, peak) if recipe == "steps" else learning_rate(done, epochs, peak)

@@ -13,12 +13,28 @@ from sensitivity.errors import InputError
 DEVICES = ("auto", "cpu", "cuda", "mps")
 _PLACE = ("out", "resume", "device", "tensorboard")
 """Settings that say where and how a run is carried out, not what it computes."""
+_BACKBONES: dict[str, dict[str, Any]] = {
+    "forecaster": {
+        "depth": 2, "dim": 32, "heads": 4, "spatial": "as_published", "day_of_week": False, "recipe": "cosine"
+    },
+    "staeformer": {"depth": 3, "dim": 152, "heads": 4, "spatial": "attention", "day_of_week": True, "recipe": "steps"},
+}  # fmt: skip
+"""What a backbone is built with unless told otherwise."""
+_RECIPES: dict[str, dict[str, Any]] = {
+    "cosine": {"batch_size": 128, "lr": 2e-4, "weight_decay": 0.01, "clip": 5.0},
+    "steps": {"batch_size": 16, "lr": 1e-3, "weight_decay": 3e-4, "clip": 0.0},
+}
+"""What a recipe says beside optimiser and schedule."""
+RECIPES = tuple(_RECIPES)
 _COUNTS = ("depth", "dim", "heads", "epochs", "batch_size", "patience", "input_length", "horizon")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that a run depends on. The defaults are those of the published recipe, with a small model.
+    """Everything that a run depends on. What is None follows the backbone and the recipe.
+
+    The defaults are those of the published recipe with a small forecaster; for ``backbone="staeformer"`` its published
+    sizes, inputs and recipe.
 
     Attributes:
         data: a traffic file, or ``synthetic`` (``synthetic:nodes=10,days=7`` to say more).
@@ -27,16 +43,19 @@ class Settings:
         protocol: ``dcrnn`` or ``paper``.
         variant: what is done to the diagonal: ``none``, ``no-residual``, ``mask``, ``dropout``, ``penalty``,
             ``learned-penalty``, ``length-penalty`` or ``gate``.
-        depth: blocks of the model.
-        dim: width of the model.
-        heads: attention heads.
-        spatial: ``as_published``, ``adaptive``, ``distance`` or ``none``.
+        backbone: ``forecaster`` or ``staeformer``.
+        depth: blocks of the model; 2, or 3 layers over time and 3 over nodes.
+        dim: width of the model; 32, or 152.
+        heads: attention heads; 4.
+        spatial: ``as_published`` (default), ``adaptive``, ``distance`` or ``none``; a staeformer has ``attention``.
         dropout: the model's one dropout rate.
-        epochs: passes over the training windows; the learning rate's schedule is spread over them.
-        batch_size: windows in a step.
-        lr: highest learning rate.
-        weight_decay: of AdamW.
-        clip: largest norm of the gradient.
+        recipe: ``cosine`` (AdamW, warm-up, then a half cosine over the epochs), or ``steps`` (Adam, a tenth of the
+            rate after 20 and after 30 epochs); that of the backbone by default.
+        epochs: passes over the training windows.
+        batch_size: windows in a step; 128, or 16 for ``steps``.
+        lr: highest learning rate; 2e-4, or 1e-3 for ``steps``.
+        weight_decay: of the optimiser; 0.01, or 3e-4 for ``steps``.
+        clip: largest norm of the gradient, 0 for any; 5, or 0 for ``steps``.
         patience: epochs without a better validation error after which the run stops.
         seed: of the weights, the order of the windows and the dropout.
         dropout_rate: for the variant ``dropout``.
@@ -46,7 +65,7 @@ class Settings:
         shared: for the variant ``dropout``: one draw for all samples and heads.
         gate_value: for the variant ``gate``: the factor of the residual.
         gate_learned: for the variant ``gate``: train the factor, from ``gate_value`` on.
-        day_of_week: give the day of the week to the model, beside the time of day.
+        day_of_week: give the day of the week to the model, beside the time of day; a staeformer has it by default.
         input_length: rows of input in a window.
         horizon: rows to forecast.
         resume: continue the run in ``out``.
@@ -62,16 +81,18 @@ class Settings:
     graph: str | None = None
     protocol: str = "dcrnn"
     variant: str = "none"
-    depth: int = 2
-    dim: int = 32
-    heads: int = 4
-    spatial: str = "as_published"
+    backbone: str = "forecaster"
+    depth: int = None  # type: ignore[assignment]  # until __post_init__, as all that is None here
+    dim: int = None  # type: ignore[assignment]
+    heads: int = None  # type: ignore[assignment]
+    spatial: str = None  # type: ignore[assignment]
     dropout: float = 0.1
+    recipe: str = None  # type: ignore[assignment]
     epochs: int = 30
-    batch_size: int = 128
-    lr: float = 2e-4
-    weight_decay: float = 0.01
-    clip: float = 5.0
+    batch_size: int = None  # type: ignore[assignment]
+    lr: float = None  # type: ignore[assignment]
+    weight_decay: float = None  # type: ignore[assignment]
+    clip: float = None  # type: ignore[assignment]
     patience: int = 20
     seed: int = 0
     dropout_rate: float = 0.1
@@ -80,7 +101,7 @@ class Settings:
     shared: bool = False
     gate_value: float | int = 0.5
     gate_learned: bool = False
-    day_of_week: bool = False
+    day_of_week: bool = None  # type: ignore[assignment]
     input_length: int = 12
     horizon: int = 12
     resume: bool = False
@@ -88,16 +109,23 @@ class Settings:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
+        self._fill(_chosen(_BACKBONES, "backbone", self.backbone))
+        self._fill(_chosen(_RECIPES, "recipe", self.recipe))
         for name in _COUNTS:
             _check_count(name, getattr(self, name), 1)
         _check_count("seed", self.seed, 0)
         if self.seed >= 2**63:
             raise InputError(f"seed must be below 2**63, not {self.seed}.")
-        for name in ("lr", "clip"):
-            _check_number(name, getattr(self, name), above=0.0)
-        _check_number("weight_decay", self.weight_decay)
+        _check_number("lr", self.lr, above=0.0)
+        for name in ("weight_decay", "clip"):
+            _check_number(name, getattr(self, name))
         if self.device not in DEVICES:
             raise InputError(f"unknown device {self.device!r}; choose one of {', '.join(DEVICES)}.")
+
+    def _fill(self, defaults: dict[str, Any]) -> None:
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
 
     @property
     def folder(self) -> Path:
@@ -122,6 +150,12 @@ class Settings:
                 f"the run was set up by another version: this one does not know the settings {', '.join(unknown)}."
             )
         return cls(**values, **others)
+
+
+def _chosen(known: dict[str, dict[str, Any]], what: str, name: str) -> dict[str, Any]:
+    if name not in known:
+        raise InputError(f"unknown {what} {name!r}; choose one of {', '.join(known)}.")
+    return known[name]
 
 
 def _check_count(name: str, value: Any, low: int) -> None:
