@@ -10,6 +10,7 @@ from oracles import dense_jacobian, draw, finite_differences, norm_map
 from sequence_models import DIM, LENGTH, MODELS, Checkpointed, NormOverTime, build, seeded, transformer
 from tolerances import assert_close
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sensitivity.errors import InputError, RunError, SensitivityWarning
 from sensitivity.jacobian.autodiff import blocks, norm_maps
@@ -35,8 +36,34 @@ def test_auto_equals_oracle(name):
         assert_close(blocks(model, TOKENS), dense_jacobian(truth, TOKENS), "blocks")
         maps = norm_maps(model, TOKENS)
     assert_close(maps.total, norm_map(truth, TOKENS), "maps")
-    assert maps.engine.startswith("replicated batch")
+    assert maps.engine.startswith("replicated batch" if name == "one backward" else "vmapped VJP")
     assert maps.notes == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_replicated_equals_oracle(name):
+    model = build(name)
+    maps = norm_maps(model, TOKENS, engine="replicated")
+    assert_close(maps.total, norm_map(getattr(model, "plain", model), TOKENS), "maps")
+    assert maps.engine.startswith("replicated batch")
+
+
+class Loops(nn.Module):
+    """Something that torch.vmap loops over."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        lengths = torch.full((len(tokens),), LENGTH), torch.full((len(tokens),), 2)
+        words = torch.ones(len(tokens), 2, dtype=torch.long)
+        loss = functional.ctc_loss(tokens.log_softmax(dim=-1).transpose(0, 1), words, *lengths, reduction="none")
+        return loss[:, None, None].expand(-1, 2, 3)
+
+
+def test_what_vmap_loops_over_is_replicated():
+    maps = norm_maps(Loops(), TOKENS)
+    assert_close(maps.total, norm_map(Loops(), TOKENS), "maps")
+    assert maps.engine.startswith("replicated batch")
+    with pytest.raises(InputError, match="vmap does not go through this function's backward pass; leave engine= out"):
+        norm_maps(Loops(), TOKENS, engine="vmap")
 
 
 @pytest.mark.parametrize("engine", ["replicated", "rows", "vmap"])
@@ -104,8 +131,9 @@ def test_coupled_samples_take_the_true_batch():
     model = coupled()
     maps = norm_maps(model, TOKENS)
     assert_close(maps.total, norm_map(model, TOKENS), "maps")
-    assert maps.engine == "row loop, 1 row per backward pass"
+    assert maps.engine.startswith("vmapped VJP")
     assert "batch statistics" in maps.notes[0]
+    assert norm_maps(model, TOKENS, engine="replicated").engine == "row loop, 1 row per backward pass"
     assert_close(blocks(model, TOKENS), dense_jacobian(model, TOKENS), "blocks")
 
 
@@ -171,7 +199,7 @@ def test_probes_have_their_own_generator():
     other = norm_maps(model, TOKENS, probes=3, generator=torch.Generator().manual_seed(1))
     assert torch.equal(first.total, again.total)
     assert not torch.equal(first.total, other.total)
-    assert first.engine.startswith("3 Rademacher probes per query, replicated batch")
+    assert first.engine.startswith("3 Rademacher probes per query, vmapped VJP")
 
 
 def test_as_many_probes_as_features_are_exact():
@@ -319,8 +347,8 @@ def test_budget_is_stated_and_refused():
 
 def test_small_budget_takes_smaller_passes():
     model = build("transformer")
-    generous, tight = norm_maps(model, TOKENS), norm_maps(model, TOKENS, memory=2**16)
-    assert generous.engine == "replicated batch, 30 rows per backward pass"
+    generous, tight = norm_maps(model, TOKENS), norm_maps(model, TOKENS, memory=2**15)
+    assert generous.engine == "vmapped VJP, 30 rows per backward pass"
     assert int(tight.engine.split(",")[1].split()[0]) < 10
     assert_close(tight.total, generous.total, "maps")
 

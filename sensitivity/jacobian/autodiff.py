@@ -18,6 +18,7 @@ from sensitivity.jacobian.norms import NormMaps, check_norm
 from sensitivity.jacobian.planning import Options, choose, in_words
 from sensitivity.jacobian.reduce import Blocks, FrobeniusMaps, Reduction, SpectralMaps
 from sensitivity.jacobian.replicated import stream
+from sensitivity.jacobian.shared import shareable
 from sensitivity.jacobian.state import exact_arithmetic
 from sensitivity.modules import modules_of
 
@@ -42,12 +43,13 @@ def norm_maps(
 
     Rows are reduced to norms as they come, so the blocks are never held. Which engine:
 
+    - ``vmap``: a vmapped backward pass through one forward pass; not for every operation, which is tried first.
     - ``replicated``: copies of a sample along the batch, one forward pass, a cotangent for every copy. Needs samples
-      that are independent of one another, which is checked first.
+      that are independent of one another, which is checked first; otherwise it is ``rows``.
     - ``rows``: one row per backward pass, over the batch as it is. Always right, slow.
-    - ``vmap``: a vmapped backward pass through one forward pass; not for every operation.
     - ``probes``: random signs ``v``, for which :math:`E \|v^T J_{ij}\|^2 = \|J_{ij}\|_F^2`, with a standard error.
-    - ``auto``: ``probes`` if a number of probes is given, else ``replicated`` where it is right, else ``rows``.
+    - ``auto``: ``probes`` if a number of probes is given, else all rows; by ``vmap`` where it works, else
+      ``replicated`` where that is right, else ``rows``.
 
     Args:
         function: maps ``(sample, time, in)`` to ``(sample, time', out)``; its modules are not guarded here (see
@@ -133,7 +135,14 @@ def _run(
     function: Function, tokens: Tensor, trial: Trial, cotangents: Cotangents, reduction: Reduction, options: Options
 ) -> tuple[str, list[str]]:
     """Streams every row into the reduction; returns the engine in words, and notes."""
-    plan = choose(tokens, trial, cotangents, options)
+    shared = None
+    if options.engine not in ("replicated", "rows"):
+        shared = shareable(function, tokens[:1] if trial.independent else tokens)
+    if shared is None and options.engine == "vmap":
+        raise InputError(
+            "torch.vmap does not go through this function's backward pass; leave engine= out, which finds another way."
+        )
+    plan = choose(tokens, trial, cotangents, options, shared)
     notes = []
     if not trial.independent and options.engine != "rows":
         notes.append(f"over the true batch, not over copies, because {trial.reason}")

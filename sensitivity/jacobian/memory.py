@@ -58,12 +58,14 @@ def _free_of_group() -> int | None:
 class SavedBytes:
     """Counts what autograd keeps of a forward pass; use as ``with SavedBytes(known) as saved: ...; saved.total``.
 
+    ``saved.largest`` is the size of the largest tensor among it.
+
     Args:
         known: tensors that exist anyway, such as parameters; they are not counted.
     """
 
     def __init__(self, known: list[Tensor]) -> None:
-        self.total = 0
+        self.total = self.largest = 0
         self._seen = {value.untyped_storage().data_ptr() for value in known}
         self._hooks: Any = None
 
@@ -80,6 +82,7 @@ class SavedBytes:
         if storage.data_ptr() not in self._seen:
             self._seen.add(storage.data_ptr())
             self.total += storage.nbytes()
+            self.largest = max(self.largest, storage.nbytes())
         return value
 
 

@@ -14,6 +14,7 @@ from sensitivity.jacobian import memory as memories
 from sensitivity.jacobian.cotangents import Cotangents
 from sensitivity.jacobian.independence import Trial
 from sensitivity.jacobian.replicated import Plan
+from sensitivity.jacobian.shared import Shared
 
 Engine = Literal["auto", "replicated", "rows", "vmap", "probes"]
 ENGINES: tuple[str, ...] = get_args(Engine)
@@ -42,8 +43,17 @@ class Options:
             raise InputError(f"probes must be at least 2, not {self.probes!r}: one probe has no standard error.")
 
 
-def choose(tokens: Tensor, trial: Trial, cotangents: Cotangents, options: Options) -> Plan:
-    """How many copies of how many samples go through together within the budget.
+def choose(
+    tokens: Tensor, trial: Trial, cotangents: Cotangents, options: Options, shared: Shared | None = None
+) -> Plan:
+    """How many rows of how many samples go through together within the budget.
+
+    Args:
+        tokens: the whole batch.
+        trial: what the trial passes said.
+        cotangents: the rows that are asked for.
+        options: what the caller asks for.
+        shared: what a vmapped backward pass holds, if there is to be one.
 
     Raises:
         InputError: not even one row at a time fits (or not as many as the caller's chunk asks for).
@@ -51,12 +61,12 @@ def choose(tokens: Tensor, trial: Trial, cotangents: Cotangents, options: Option
     allowed = memories.budget(options.memory, tokens.device)
     samples, element = tokens.shape[0], tokens.element_size()
     maps = 8 * samples * cotangents.queries * tokens.shape[1] * (1 if cotangents.signs is None else 2)
-    each = 2 * trial.per_copy + 4 * (tokens[0].numel() + trial.length * trial.out) * element
-    whole = not trial.independent
-    looping = options.engine == "rows" or whole
-    together = samples if whole else 1
+    ends = 4 * (tokens[0].numel() + trial.length * trial.out) * element
+    looping = shared is None and (options.engine == "rows" or not trial.independent)
+    fixed, saved, each = _costs(trial, shared)
+    together = 1 if trial.independent else samples
     chunk = 1 if options.chunk is None or looping else options.chunk
-    need = trial.fixed + each * together * chunk
+    need = fixed + (saved + (each + ends) * chunk) * together
     memories.refuse_over(
         maps + need,
         allowed,
@@ -64,16 +74,23 @@ def choose(tokens: Tensor, trial: Trial, cotangents: Cotangents, options: Option
         f"({memories.readable(maps)} of maps, {memories.readable(need)} for {chunk} rows at a time)",
         f"pass {'a smaller chunk=, ' if chunk > 1 else ''}shorter tokens or fewer samples, or raise memory=",
     )
-    fitting = (allowed - maps - trial.fixed) // each
-    if looping and options.engine != "vmap":
-        return Plan(1, samples if whole else max(1, min(samples, fitting)), trial.separate)
-    wanted = max(1, min(fitting, _CACHE // each)) if options.chunk is None else options.chunk
+    room = allowed - maps - fixed
+    if looping:
+        return Plan(1, samples if together > 1 else max(1, min(samples, room // (each + ends))), trial.separate)
+    fitting = max(1, (room // together - saved) // (each + ends))
+    wanted = min(fitting, max(1, _CACHE // (each + ends) // together)) if options.chunk is None else options.chunk
     copies = min(len(cotangents), wanted)
     if options.chunk is None:  # passes of equal size
         copies = math.ceil(len(cotangents) / math.ceil(len(cotangents) / copies))
-    if options.engine == "vmap":
-        return Plan(copies, together, trial.separate, vmapped=True)
-    return Plan(copies, max(1, min(samples, wanted // copies)))
+    group = max(1, min(samples, wanted // copies, room // (saved + (each + ends) * copies)))
+    return Plan(copies, max(group, together), trial.separate, vmapped=shared is not None)
+
+
+def _costs(trial: Trial, shared: Shared | None) -> tuple[int, int, int]:
+    """Bytes that are held once, per sample, and per row of a sample."""
+    if shared is None:
+        return trial.fixed, 0, 2 * trial.per_copy
+    return 0, shared.saved, 4 * shared.widest
 
 
 def in_words(plan: Plan, cotangents: Cotangents) -> str:

@@ -1,8 +1,9 @@
-"""Rows of Jacobians by reverse mode: copies of a sample along the batch axis, each with a cotangent of its own.
+"""Rows of Jacobians by reverse mode, many in one backward pass.
 
-One forward pass carries ``copies`` replicas of a group of samples; every backward pass through it yields ``copies``
-rows per sample. The row loop is the same with one copy. Rows are handed on as they come, so that memory grows with the
-copies and never with the size of the Jacobian.
+Either the backward pass through one forward pass is vmapped, or one forward pass carries ``copies`` replicas of a group
+of samples along the batch axis, each with a cotangent of its own. Every backward pass yields ``copies`` rows of each
+sample; the row loop is the same with one copy. Rows are handed on as they come, so that memory grows with the copies
+and never with the size of the Jacobian.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from sensitivity.jacobian.cotangents import Cotangents
 from sensitivity.jacobian.independence import explained
+from sensitivity.jacobian.recurrent import Recurrences
+from sensitivity.jacobian.shared import vmapped
 from sensitivity.jacobian.state import random_state, set_random_state
 
 Function = Callable[[Tensor], Tensor]
@@ -95,7 +98,8 @@ class _Graph:
 
     def forward(self) -> None:
         self.leaf = self.tokens.repeat(self.copies, 1, 1).requires_grad_(True)
-        self.output = self.function(self.leaf.clone())
+        with Recurrences() if self.plan.vmapped else contextlib.nullcontext():
+            self.output = self.function(self.leaf.clone())
 
     def places(self) -> list[slice]:
         """Which samples share a backward pass."""
@@ -128,19 +132,14 @@ class _Graph:
         if not self.reusable:
             set_random_state(self.random)  # a random function keeps its one draw
             self.forward()
-        with _quiet() if self.plan.vmapped else contextlib.nullcontext():
-            (gradient,) = torch.autograd.grad(
-                self.output,
-                self.leaf,
-                cotangent.to(self.output.dtype),
-                retain_graph=self.reusable,
-                allow_unused=True,
-                is_grads_batched=self.plan.vmapped,
-            )
-        if gradient is not None:
-            return gradient
-        lead = cotangent.shape[:2] if self.plan.vmapped else cotangent.shape[:1]
-        return self.tokens.new_zeros(*lead, *self.tokens.shape[1:])
+        cotangent = cotangent.to(self.output.dtype)
+        if self.plan.vmapped:
+            with _quiet():
+                return vmapped(self.output, self.leaf, cotangent, self.reusable)
+        (gradient,) = torch.autograd.grad(
+            self.output, self.leaf, cotangent, retain_graph=self.reusable, allow_unused=True
+        )
+        return torch.zeros_like(self.leaf) if gradient is None else gradient
 
 
 @contextlib.contextmanager
