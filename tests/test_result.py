@@ -179,7 +179,7 @@ class TestFiles:
 
     def test_refuses_foreign_and_newer_netcdf(self, tmp_path):
         xarray.Dataset({"t2m": ("x", [1.0])}).to_netcdf(tmp_path / "weather.nc", engine="h5netcdf")
-        with pytest.raises(InputError, match="a netCDF file, but not a sensitivity map"):
+        with pytest.raises(InputError, match="a netCDF file, but holds no sensitivity map"):
             SensitivityMap.load(tmp_path / "weather.nc")
         example().to_xarray().assign_attrs(version=99).to_netcdf(tmp_path / "new.nc", engine="h5netcdf")
         with pytest.raises(InputError, match="version 99 of the map format"):

@@ -5,24 +5,26 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sensitivity import statistics
 from sensitivity.errors import InputError
-from sensitivity.result import text
-from sensitivity.statistics import AttentionStatistics, RowStatistics, Statistic
+from sensitivity.result.measurement import NO_ATTENTION, Measurement, check_part
+from sensitivity.statistics import AttentionStatistics, RowStatistics
 
 if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
 
+_BLOCK = 1 << 20  # entries that are looked at together
+
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SensitivityMap:
+class SensitivityMap(Measurement):
     r"""Norms of the block Jacobian :math:`\|J_{ij}\| = \|dh_i / dx_j\|` of one layer or model, sample by sample.
 
     Causally hidden pairs hold an exact 0, padded pairs NaN; neither is ``visible``, and no statistic counts them.
@@ -38,6 +40,9 @@ class SensitivityMap:
             diagonal mask (the residual and query paths live there), unless the position is padding.
         attended: the pairs that the attention mask lets attend, broadcastable to the weights; ``visible`` unless given.
         norm: ``frobenius``, ``rms`` or ``spectral``.
+        weight_sums: statistics of the attention weights, where the weights themselves were too many to keep.
+        query_times: the query times of the rows, where they are some of all; 0 to T-1 unless given.
+        out_length: number of output times, T; as many as rows unless given.
         standard_error: of ``norms``, where they were estimated from probes.
         in_dim: features of an input token.
         out_dim: features of an output state.
@@ -49,6 +54,8 @@ class SensitivityMap:
         InputError: arrays that do not fit together, or a visible norm that is not finite.
     """
 
+    kind: ClassVar[str] = "SensitivityMap"
+
     norms: Float[Tensor, "sample query key"]
     diagonal: Float[Tensor, "sample query"] | None = None
     paths: dict[str, Float[Tensor, "sample query key"]] = field(default_factory=dict)
@@ -58,6 +65,9 @@ class SensitivityMap:
     attended: Bool[Tensor, "#sample #head query key"] | None = None
     norm: str = "frobenius"
     standard_error: Float[Tensor, "sample query key"] | None = None
+    weight_sums: AttentionStatistics | None = None
+    query_times: Int[Tensor, " query"] = None  # type: ignore[assignment]  # filled in below
+    out_length: int = None  # type: ignore[assignment]  # filled in below
     in_dim: int | None = None
     out_dim: int | None = None
     name: str = ""
@@ -65,19 +75,28 @@ class SensitivityMap:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        shape = tuple(self.norms.shape)
         if self.visible is None:
-            object.__setattr__(self, "visible", torch.ones_like(self.norms, dtype=torch.bool))
-        check_shapes(tuple(self.norms.shape), self._arrays())
-        square = self.norms.shape[1] == self.norms.shape[2]
+            object.__setattr__(self, "visible", torch.ones((1, 1, 1), dtype=torch.bool).expand(shape))
+        if self.query_times is None:
+            object.__setattr__(self, "query_times", torch.arange(shape[1]))
+        if self.out_length is None:
+            object.__setattr__(self, "out_length", shape[1])
+        check_shapes(shape, self._arrays())
+        check_times(self.query_times, shape[1], self.out_length)
         counted = {"norms": self.norms, "standard errors": self.standard_error}
         counted |= {f"{name} path norms": path for name, path in self.paths.items()}
         for what, values in counted.items():
             if values is not None:
-                self._check_finite(values, self.visible, what)
-        if self.diagonal is not None and square:
-            self._check_finite(self.diagonal, self.visible.diagonal(dim1=1, dim2=2), "residual-removed norms")
+                self._check_finite(values, what)
+        if self.diagonal is not None and self.square:
+            shown = self.visible[:, torch.arange(shape[1]), self.query_times]
+            bad = shown & ~self.diagonal.isfinite()
+            if bad.any():
+                sample, row = (int(part) for part in bad.nonzero()[0])
+                self._refuse_value(self.diagonal[sample, row], "residual-removed norms", sample, row, None)
 
-    # -- sizes ---------------------------------------------------------------------------------------------------
+    # -- what is measured ----------------------------------------------------------------------------------------
 
     @property
     def samples(self) -> int:
@@ -86,26 +105,58 @@ class SensitivityMap:
 
     @property
     def length(self) -> int:
-        """Number of queries, :math:`T`."""
-        return self.norms.shape[1]
+        r"""Number of output times, :math:`T`, whether all of their rows were measured or some."""
+        return self.out_length
 
     @property
-    def square(self) -> bool:
-        """Whether there are as many queries as keys, so that there is a diagonal."""
-        return self.norms.shape[1] == self.norms.shape[2]
+    def keys(self) -> int:
+        """Number of input times."""
+        return self.norms.shape[2]
 
     @property
-    def engine(self) -> str:
-        """Which way the norms were computed, in words."""
-        return str(self.provenance.get("engine", ""))
+    def path_names(self) -> tuple[str, ...]:
+        """The paths that were measured."""
+        return tuple(self.paths)
 
-    # -- statistics ----------------------------------------------------------------------------------------------
+    @property
+    def has_attention(self) -> bool:
+        """Whether there are statistics of attention weights."""
+        return self.attention is not None or self.weight_sums is not None
 
-    def sums(self, path: str | None = None) -> RowStatistics:
-        """The accumulated rows of this map, or of one path's, from which several statistics can be finished."""
+    @property
+    def has_removed(self) -> bool:
+        """Whether there are norms with the residual path removed."""
+        return self.diagonal is not None and self.square
+
+    def sums(self, path: str | None = None, head: int | None = None) -> RowStatistics:
+        """The accumulated rows of this map, of one path's or of one head's, from which every statistic is finished.
+
+        Raises:
+            InputError: the path or head was not measured; the message lists those that were.
+        """
+        check_part(path, head, self.path_names, 0 if self.heads is None else self.heads.shape[1])
+        removed = None
         if path is not None:
-            return RowStatistics.of(self.path(path), self.visible)
-        return RowStatistics.of(self.norms, self.visible, self.diagonal if self.square else None)
+            norms = self.paths[path]
+        elif head is not None and self.heads is not None:
+            norms = self.heads[:, head]
+        else:
+            norms, removed = self.norms, self.diagonal if self.square else None
+        visible = None if everywhere(self.visible) else self.visible
+        return RowStatistics.of(norms, visible, removed, self.query_times, self.length)
+
+    def attention_sums(self) -> AttentionStatistics:
+        """The accumulated rows of attention weights.
+
+        Raises:
+            InputError: no attention layer was measured.
+        """
+        if self.attention is not None:
+            attended = None if self.attended is None and everywhere(self.visible) else self.attended_pairs()
+            return AttentionStatistics.of(self.attention, attended, self.query_times, self.length)
+        if self.weight_sums is not None:
+            return self.weight_sums
+        raise InputError(NO_ATTENTION)
 
     def path(self, name: str) -> Float[Tensor, "sample query key"]:
         """Norms of one path's blocks.
@@ -113,44 +164,8 @@ class SensitivityMap:
         Raises:
             InputError: the path was not measured; the message lists those that were.
         """
-        if name not in self.paths:
-            known = f"this map holds {', '.join(self.paths)}" if self.paths else "measure with paths=True"
-            raise InputError(f"no norms of the path {name!r}; {known}.")
+        check_part(name, None, self.path_names, 0)
         return self.paths[name]
-
-    def sink_ratio(self, residual_removed: bool = False, path: str | None = None) -> Statistic:
-        """Mean diagonal over mean off-diagonal norm; see :func:`sensitivity.statistics.sink_ratio`."""
-        return self.sums(path).sink_ratio(residual_removed)
-
-    def parroting_index(self, residual_removed: bool = False, path: str | None = None) -> Statistic:
-        """Mean share of the diagonal in its row; see :func:`sensitivity.statistics.parroting_index`."""
-        return self.sums(path).parroting_index(residual_removed)
-
-    def diagonal_attention(self) -> Statistic:
-        """Mean attention weight on the diagonal; see :func:`sensitivity.statistics.diagonal_attention`."""
-        return self._attention().diagonal()
-
-    def key_sink(self) -> Statistic:
-        """Largest mean weight on one key; see :func:`sensitivity.statistics.key_sink`."""
-        return self._attention().key_sink()
-
-    def row_entropy(self) -> Statistic:
-        """Entropy of the rows of weights over the largest possible; see :func:`sensitivity.statistics.row_entropy`."""
-        return self._attention().entropy()
-
-    def lag_profile(self, residual_removed: bool = False, path: str | None = None) -> xarray.DataArray:
-        """Mean norm at every lag ``i - j``, over the dimension ``lag``; NaN where no pair is visible."""
-        values = self.sums(path).lag_profile(residual_removed)[0]
-        return self._profile("lag", range(1 - self.length, self.length), values)
-
-    def primacy_profile(self, residual_removed: bool = False, path: str | None = None) -> xarray.DataArray:
-        """Mean norm of every key, over the dimension ``key``."""
-        values = self.sums(path).primacy_profile(residual_removed)[0]
-        return self._profile("key", range(self.norms.shape[2]), values)
-
-    def path_shares(self) -> dict[str, dict[str, Statistic]]:
-        """Share of each path on and off the diagonal; see :func:`sensitivity.statistics.path_shares`."""
-        return statistics.path_shares(self.paths, self.visible)
 
     def mean(self, path: str | None = None) -> Float[Tensor, "query key"]:
         """Mean map over the samples in which a pair is visible; NaN where it is visible in none."""
@@ -162,30 +177,6 @@ class SensitivityMap:
             return self.visible[:, None]
         return self.attended & self.visible.any(dim=-1)[:, None, :, None]
 
-    def summary(self) -> dict[str, float]:
-        """The statistics of this map as plain floats, as far as they are defined for it; NaN where undefined."""
-        found: dict[str, float] = {}
-        if self.square:
-            sums = self.sums()
-            forms = [(False, "")] + ([(True, "_residual_removed")] if self.diagonal is not None else [])
-            found["off_diagonal"] = float(sums.off_diagonal())
-            for removed, suffix in forms:
-                found[f"diagonal{suffix}"] = float(sums.diagonal(removed))
-                found[f"sink_ratio{suffix}"] = float(sums.sink_ratio(removed))
-                parroting = sums.parroting_index(removed)
-                found[f"parroting_index{suffix}"] = float(parroting)
-                found[f"parroting_index{suffix}_null"] = parroting.null
-        if self.attention is not None:
-            weights = self._attention()
-            forms_of = {"diagonal_attention": weights.diagonal} if self.square else {}
-            for name, statistic in (forms_of | {"key_sink": weights.key_sink, "row_entropy": weights.entropy}).items():
-                value = statistic()
-                found[name], found[f"{name}_null"] = float(value), value.null
-        if self.paths and self.square:
-            for part, shares in self.path_shares().items():
-                found |= {f"{part}_share_{name}": float(share) for name, share in shares.items()}
-        return found
-
     # -- files and figures ---------------------------------------------------------------------------------------
 
     def to_xarray(self) -> xarray.Dataset:
@@ -193,19 +184,6 @@ class SensitivityMap:
         from sensitivity.result import netcdf
 
         return netcdf.dataset(self)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes netCDF-4, whole or not at all; :meth:`load` gives back the same map.
-
-        Half-precision arrays are stored as float32, which holds them exactly. The provenance is stored as JSON: what
-        JSON does not know becomes a string.
-
-        Raises:
-            InputError: the place cannot be written to.
-        """
-        from sensitivity.result import netcdf
-
-        netcdf.save(self.to_xarray(), path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SensitivityMap:
@@ -224,44 +202,41 @@ class SensitivityMap:
         axes: Axes = importlib.import_module("sensitivity.plot").heatmap(self, ax=ax, **options)
         return axes
 
-    def __repr__(self) -> str:
-        return text.plain(self)
-
-    def _repr_html_(self) -> str:
-        return text.html(self)
-
     # -- helpers -------------------------------------------------------------------------------------------------
-
-    def _attention(self) -> AttentionStatistics:
-        if self.attention is None:
-            raise InputError(
-                "this map holds no attention weights, because no single softmax attention layer was measured; "
-                "measure one with layer=NAME or from a SoftmaxAttention."
-            )
-        return AttentionStatistics.of(self.attention, self.attended_pairs())
-
-    def _profile(self, dim: str, coordinate: range, values: Tensor) -> xarray.DataArray:
-        import xarray
-
-        attributes = {"units": "1", "norm": self.norm, "long_name": f"mean sensitivity by {dim}"}
-        return xarray.DataArray(values.numpy(), {dim: list(coordinate)}, (dim,), name="sensitivity", attrs=attributes)
 
     def _arrays(self) -> dict[str, Tensor]:
         named = {name: getattr(self, name) for name in ("diagonal", "heads", "attention", "visible", "attended")}
         named |= {"standard_error": self.standard_error} | {f"paths[{name!r}]": p for name, p in self.paths.items()}
         return {name: value for name, value in named.items() if value is not None}
 
-    def _check_finite(self, values: Tensor, visible: Tensor, what: str) -> None:
-        bad = visible & ~values.isfinite()
-        if bad.any():
-            index = tuple(int(part) for part in bad.nonzero()[0])
-            place = index if len(index) == 3 else (*index, index[-1])
-            of = f" of layer {self.name!r}" if self.name else ""
-            by = f" (engine: {self.engine})" if self.engine else ""
-            raise InputError(
-                f"the {what}{of} at (sample, query, key) = {place} are {float(values[index])}{by}: a visible pair must "
-                "be finite; measure in a wider dtype or with another backend, or mark padded positions as padding."
-            )
+    def _check_finite(self, values: Tensor, what: str) -> None:
+        """Looks at some rows at a time: a map may fill the memory that there is."""
+        step = max(1, _BLOCK // max(1, values.shape[0] * values.shape[2]))
+        for start in range(0, values.shape[1], step):
+            part = values[:, start : start + step]
+            if part.isfinite().all():
+                continue
+            bad = self.visible[:, start : start + step] & ~part.isfinite()
+            if bad.any():
+                sample, row, key = (int(place) for place in bad.nonzero()[0])
+                self._refuse_value(part[sample, row, key], what, sample, start + row, key)
+
+    def _refuse_value(self, value: Tensor, what: str, sample: int, row: int, key: int | None) -> None:
+        time = int(self.query_times[row])
+        of = f" of layer {self.name!r}" if self.name else ""
+        by = f" (engine: {self.engine})" if self.engine else ""
+        raise InputError(
+            f"the {what}{of} at (sample, query, key) = {(sample, time, time if key is None else key)} are "
+            f"{float(value)}{by}: a visible pair must be finite; measure in a wider dtype or with another backend, or "
+            "mark padded positions as padding."
+        )
+
+
+def everywhere(mask: Tensor) -> bool:
+    """Whether a mask is one True that stands for every place, so that nothing needs to be looked at."""
+    return all(stride == 0 or size == 1 for stride, size in zip(mask.stride(), mask.shape, strict=True)) and bool(
+        mask[(0,) * mask.ndim]
+    )
 
 
 def check_shapes(shape: tuple[int, ...], arrays: dict[str, Tensor]) -> None:
@@ -279,3 +254,13 @@ def check_shapes(shape: tuple[int, ...], arrays: dict[str, Tensor]) -> None:
             fits, expected = found == shape, str(shape)
         if not fits:
             raise InputError(f"{name} has shape {found}, but norms of shape {shape} need {expected}.")
+
+
+def check_times(times: Tensor, rows: int, length: int) -> None:
+    """Refuses query times that are not those of the rows."""
+    known = times.ndim == 1 and len(times) == rows and len(times.unique()) == rows
+    if not known or (rows and not (int(times.min()) >= 0 and int(times.max()) < length)):
+        raise InputError(
+            f"query_times must name each of the {rows} rows of the map once, from 0 to {length - 1}, not "
+            f"{times.tolist()[:8]}."
+        )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import xarray
 from torch import Tensor
 
-from sensitivity import files
-from sensitivity.errors import InputError
+from sensitivity.result import labels, sums
 
 if TYPE_CHECKING:
     from sensitivity.result.map import SensitivityMap
@@ -49,34 +46,10 @@ def dataset(found: SensitivityMap) -> xarray.Dataset:
     for name, array in arrays.items():
         if name not in ("attention", "visible", "attended"):
             array.attrs["norm"] = found.norm
-    sizes = {dim: size for array in arrays.values() for dim, size in array.sizes.items()}
-    labels = {"sample": "sample", "query": "output time i", "key": "input time j", "head": "attention head"}
-    coordinates = {
-        dim: xarray.Variable((dim,), list(range(sizes[dim])), {"long_name": label, "units": "1"})
-        for dim, label in labels.items()
-        if dim in sizes
-    }
-    attributes: dict[str, Any] = {
-        "kind": KIND,
-        "version": VERSION,
-        "name": found.name,
-        "norm": found.norm,
-        "paths": json.dumps(list(found.paths)),
-        "notes": json.dumps(found.notes),
-        "provenance": json.dumps(found.provenance, default=_plain),
-    }
-    attributes |= {dim: getattr(found, dim) for dim in ("in_dim", "out_dim") if getattr(found, dim) is not None}
-    return xarray.Dataset(arrays, coordinates, attributes)
-
-
-def save(labelled: xarray.Dataset, path: str | os.PathLike[str]) -> None:
-    """Writes the dataset as netCDF-4, whole or not at all; masks are compressed, numbers are stored as they are."""
-    encoding: dict[str, dict[str, Any]] = {
-        str(name): {"zlib": True, "complevel": 1} if array.dtype == bool else {"_FillValue": None}
-        for name, array in labelled.data_vars.items()
-    }
-    with files.replacing(path) as temporary:
-        labelled.to_netcdf(temporary, engine="h5netcdf", encoding=encoding)
+    if found.weight_sums is not None:
+        arrays |= sums.weights(found.weight_sums)
+    attributes = labels.attributes(found, KIND, VERSION) | {"length": found.length}
+    return xarray.Dataset(arrays, labels.coordinates(arrays, found.query_times), attributes)
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -85,39 +58,14 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         InputError: no such file, a directory, a damaged file, or another kind of file.
     """
-    labelled = _open(path)
-    if labelled.attrs.get("kind") != KIND or "norms" not in labelled:
-        raise InputError(
-            f"{path} is a netCDF file, but not a sensitivity map; give a file that SensitivityMap.save wrote."
-        )
-    version = int(labelled.attrs["version"])
-    if version > VERSION:
-        raise InputError(
-            f"{path} was written in version {version} of the map format, and this release reads up to {VERSION}; "
-            "update attention-sensitivity."
-        )
-    attributes = labelled.attrs
-    fields: dict[str, Any] = {name: _tensor(labelled[name]) for name in _DIMS if name in labelled}
-    fields["paths"] = {name: _tensor(labelled[f"path_{name}"]) for name in json.loads(attributes["paths"])}
-    fields |= {name: json.loads(attributes[name]) for name in ("notes", "provenance")}
-    fields |= {name: str(attributes[name]) for name in ("name", "norm")}
-    return fields | {name: int(attributes[name]) for name in ("in_dim", "out_dim") if name in attributes}
-
-
-def _open(path: str | os.PathLike[str]) -> xarray.Dataset:
-    place = Path(path)
-    if not place.exists():
-        raise InputError(f"there is no file {path}; give a file that SensitivityMap.save wrote.")
-    if place.is_dir():
-        raise InputError(f"{path} is a directory; give a file that SensitivityMap.save wrote.")
-    try:
-        with xarray.open_dataset(place, engine="h5netcdf") as opened:
-            return opened.load()
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise InputError(
-            f"{path} cannot be read as netCDF: it is damaged, cut short, or another kind of file "
-            f"({' '.join(str(error).split())[:100]}); give a file that SensitivityMap.save wrote."
-        ) from error
+    labelled = labels.opened(path, KIND, VERSION, "SensitivityMap")
+    found = labels.fields(labelled)
+    found["paths"] = {name: _tensor(labelled[f"path_{name}"]) for name in found["paths"]}
+    found |= {name: _tensor(labelled[name]) for name in _DIMS if name in labelled}
+    times = torch.from_numpy(labelled["query"].to_numpy().copy())
+    length = int(labelled.attrs.get("length", len(times)))
+    found["weight_sums"] = sums.restored_weights(labelled, length, labelled.sizes["key"], times)
+    return found | {"query_times": times, "out_length": length}
 
 
 def _variable(value: Tensor, dims: tuple[str, ...], meaning: str) -> xarray.Variable:
@@ -132,8 +80,3 @@ def _variable(value: Tensor, dims: tuple[str, ...], meaning: str) -> xarray.Vari
 def _tensor(array: xarray.DataArray) -> Tensor:
     kind = getattr(torch, str(array.attrs["torch_dtype"]))
     return torch.from_numpy(array.to_numpy().copy()).to(kind)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON does not know: scalars of other libraries become numbers, the rest strings."""
-    return value.item() if getattr(value, "shape", None) == () else str(value)

@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sensitivity.errors import InputError
-from sensitivity.statistics.maps import MapStatistics, RowStatistics
+from sensitivity.statistics.maps import MapStatistics, RowStatistics, shares
 from sensitivity.statistics.statistic import Statistic
 from sensitivity.statistics.weights import AttentionStatistics
 
@@ -34,6 +33,7 @@ __all__ = [
     "path_shares",
     "primacy_profile",
     "row_entropy",
+    "shares",
     "sink_ratio",
 ]
 
@@ -149,13 +149,4 @@ def path_shares(paths: Mapping[str, Tensor], visible: Tensor | None = None) -> d
     Raises:
         InputError: no paths, or maps that are not square.
     """
-    if not paths:
-        raise InputError("there are no path norms to take shares of; measure with paths=True.")
-    sums = {name: RowStatistics.of(norms, visible) for name, norms in paths.items()}
-    shares: dict[str, dict[str, Statistic]] = {}
-    for part in ("diagonal", "off_diagonal"):
-        means = {name: getattr(value, part)().with_samples for name, value in sums.items()}
-        total = torch.stack(list(means.values())).sum(dim=0)
-        ratios = {name: mean / total for name, mean in means.items()}
-        shares[part] = {name: Statistic(ratio[0], samples=ratio[1:]) for name, ratio in ratios.items()}
-    return shares
+    return shares({name: RowStatistics.of(norms, visible) for name, norms in paths.items()})

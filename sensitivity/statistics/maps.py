@@ -288,6 +288,23 @@ class RowStatistics:
             )
 
 
+def shares(sums: Mapping[str, RowStatistics]) -> dict[str, dict[str, Statistic]]:
+    """Share of each path, from the sums of its map; see :func:`sensitivity.statistics.path_shares`.
+
+    Raises:
+        InputError: no paths, or maps that are not square.
+    """
+    if not sums:
+        raise InputError("there are no path norms to take shares of; measure with paths=True.")
+    found: dict[str, dict[str, Statistic]] = {}
+    for part in ("diagonal", "off_diagonal"):
+        means = {name: getattr(value, part)().with_samples for name, value in sums.items()}
+        total = torch.stack(list(means.values())).sum(dim=0)
+        ratios = {name: mean / total for name, mean in means.items()}
+        found[part] = {name: Statistic(ratio[0], samples=ratio[1:]) for name, ratio in ratios.items()}
+    return found
+
+
 def _with_mean(values: Tensor, among: Tensor | None) -> Tensor:
     """Puts the mean over the samples in which a pair is visible in front, where samples see different pairs."""
     if among is None:
