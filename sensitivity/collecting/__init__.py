@@ -1,0 +1,9 @@
+"""What is kept of a measurement while its rows stream by: whole maps, or the sums behind their statistics."""
+
+from sensitivity.collecting.maps import KeptMaps
+from sensitivity.collecting.masks import Masks
+from sensitivity.collecting.progress import watched
+from sensitivity.collecting.rows import choose_rows
+from sensitivity.collecting.sums import KeptSums
+
+__all__ = ["KeptMaps", "KeptSums", "Masks", "choose_rows", "watched"]
