@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from sensitivity.attention import SoftmaxAttention
     from sensitivity.errors import InputError, RunError, SensitivityError, SensitivityWarning
     from sensitivity.measure import blocks, measure
-    from sensitivity.result import SensitivityMap
+    from sensitivity.result import SensitivityMap, SensitivityStatistics
 
 __all__ = [
     "InputError",
     "RunError",
     "SensitivityError",
     "SensitivityMap",
+    "SensitivityStatistics",
     "SensitivityWarning",
     "SoftmaxAttention",
     "blocks",
@@ -30,6 +31,7 @@ _HOMES = {
     "RunError": "errors",
     "SensitivityError": "errors",
     "SensitivityMap": "result",
+    "SensitivityStatistics": "result",
     "SensitivityWarning": "errors",
     "SoftmaxAttention": "attention",
     "blocks": "measure",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -18,11 +18,11 @@ from sensitivity.jacobian.closed_form import Tile
 from sensitivity.jacobian.norms import Norm, NormMaps
 from sensitivity.target import Target
 
-Keep = Literal["map", "statistics"]
 KEEPS = ("map", "statistics")
 _HEIGHT = 16  # rows of a tile, so that what all keys have in common is read once for that many
 _WIDEST = 2**25  # numbers of a tile however long the sequence is
 _BLOCK = 2**22  # entries of the maps that automatic differentiation hands on at a time
+_CAUSAL = "no output depends on a later input: the model was taken to be causal"
 _WAY_OUT = (
     "measure with keep='statistics', which holds no map, or some query rows with rows=; or take fewer samples or time "
     "steps, leave paths and heads out, or raise budget="
@@ -34,7 +34,7 @@ class Request:
     """What a caller of ``measure`` asks for; names as there."""
 
     norm: Norm
-    keep: Keep
+    keep: str
     rows: Any
     paths: bool
     heads: bool
@@ -90,10 +90,15 @@ def in_closed_form(target: Target, request: Request) -> Found:
         rows=None if times is None else times.to(tokens.device),
         size=_tile(attention, length),
     )
-    sizes: Callable[[Tile], int] = lambda tile: len(tile.rows) * (tile.samples.stop - tile.samples.start)  # noqa: E731
-    for tile in watched(stream, rows * samples, sizes, f"measuring {target.name}"):
+    for tile in watched(stream, rows * samples, _rows_of, f"measuring {target.name}"):
         kept.add(tile)
+    if isinstance(kept, KeptMaps):
+        kept.finish()
     return Found(kept, times, length, tokens.dtype, "closed form", notes)
+
+
+def _rows_of(tile: Tile) -> int:
+    return len(tile.rows) * (tile.samples.stop - tile.samples.start)
 
 
 def _tile(attention: SoftmaxAttention, length: int) -> int:
@@ -158,13 +163,90 @@ def by_autodiff(target: Target, request: Request) -> Found:
     samples, keys, _ = target.tokens.shape
     times = choose_rows(request.rows, queries, request.seed, target.padding)
     masks = Masks(samples, queries, keys, target.attention, target.padding)
-    if request.keep == "map":
-        maps = _norm_maps(target, request, queries, times)
-        kept = KeptMaps(masks, times)
-        kept.take(maps)
-        notes = maps.notes + _take_causal(kept)
-        return Found(kept, times, queries, maps.total.dtype, maps.engine, notes)
-    return _summed(target, request, queries, times, masks)
+    if request.keep == "statistics":
+        return _summed(target, request, masks, times)
+    maps = _norm_maps(target, request, queries, times)
+    notes = list(maps.notes)
+    order = torch.arange(queries) if times is None else times
+    if target.attention is None and _one_sided([_sides(maps.total, order)], masks, order):
+        masks, notes = masks.as_causal(), [*notes, _CAUSAL]
+    kept = KeptMaps(masks, times)
+    kept.take(maps)
+    return Found(kept, times, queries, maps.total.dtype, maps.engine, notes)
 
 
-def _take_causal(kept: KeptMaps) -> list[str]: ...
+def _summed(target: Target, request: Request, masks: Masks, times: Tensor | None) -> Found:
+    """The sums of the rows, some at a time, with and without later inputs: which of them count is known at the end."""
+    order = torch.arange(masks.queries) if times is None else times
+    every, causal = KeptSums(masks, times), KeptSums(masks.as_causal(), times)
+    sides: list[tuple[bool, bool]] = []
+    notes: list[str] = []
+    step = max(1, _BLOCK // (masks.samples * masks.keys))
+    engine, dtype = "", target.tokens.dtype
+    for rows in watched(order.split(step), len(order), len, f"differentiating {target.name}"):
+        maps = _norm_maps(target, request, masks.queries, rows)
+        engine, dtype = engine or maps.engine, maps.total.dtype
+        notes += maps.notes
+        tile = Tile(slice(0, masks.samples), rows.to(maps.total.device), maps)
+        every.add(tile)
+        if target.attention is None:
+            causal.add(tile)
+            sides.append(_sides(maps.total, rows))
+    one_sided = target.attention is None and _one_sided(sides, masks, order)
+    notes = list(dict.fromkeys(notes)) + [_CAUSAL] * one_sided
+    return Found(causal if one_sided else every, times, masks.queries, dtype, engine, notes)
+
+
+def _norm_maps(target: Target, request: Request, queries: int, times: Tensor | None) -> NormMaps:
+    """The maps of all rows or of some: one map, or the mean over draws of a model in train mode."""
+    function, keys = target.function, target.tokens.shape[1]
+    order = torch.arange(queries, device=target.tokens.device) if times is None else times.to(target.tokens.device)
+    options: dict[str, Any] = {"norm": request.norm, "chunk": request.chunk, "probes": request.probes}
+    options |= {"memory": request.budget, "residual": float(target.residual)}
+    if times is not None:
+        function = lambda tokens: target.function(tokens)[:, order]  # noqa: E731
+        options["times"] = order % keys  # where lengths differ, none is an output's own: its norms are dropped below
+    generator = torch.Generator().manual_seed(request.seed)
+    if request.stochastic:
+        maps = _mean_over_draws(function, target.tokens, request.stochastic, generator, options)
+    else:
+        maps = autodiff.norm_maps(function, target.tokens, generator=generator, **options)
+    if queries != keys:
+        maps.diagonal = None
+    return maps
+
+
+def _mean_over_draws(
+    function: Callable[[Tensor], Tensor], tokens: Tensor, draws: int, generator: torch.Generator, options: Any
+) -> NormMaps:
+    """One draw per Jacobian; each has a seed of its own, so that all rows of a map are those of the same draws."""
+    seeds = torch.randint(2**62, (draws,), generator=generator).tolist()
+    found = [
+        autodiff.norm_maps(function, tokens, generator=torch.Generator().manual_seed(seed), stochastic=True, **options)
+        for seed in seeds
+    ]
+    total = torch.stack([maps.total for maps in found])
+    diagonals = [maps.diagonal for maps in found if maps.diagonal is not None]
+    return NormMaps(
+        total=total.mean(dim=0),
+        diagonal=torch.stack(diagonals).mean(dim=0) if diagonals else None,
+        standard_error=total.std(dim=0) / draws**0.5 if draws > 1 else None,
+        engine=f"{found[0].engine}, mean of {draws} draws",
+        notes=found[0].notes,
+    )
+
+
+def _sides(norms: Tensor, times: Tensor) -> tuple[bool, bool]:
+    """Whether any of some rows depends on a later input, and whether any depends on an earlier one."""
+    keys = torch.arange(norms.shape[2], device=norms.device)
+    ahead = keys - times.to(norms.device)[:, None]
+    return bool(norms.masked_select(ahead > 0).any()), bool(norms.masked_select(ahead < 0).any())
+
+
+def _one_sided(sides: list[tuple[bool, bool]], masks: Masks, times: Tensor) -> bool:
+    """Whether no row depends on a later input although there are some, and some row on an earlier one.
+
+    A model without a description whose map vanishes exactly above the diagonal is taken to be causal.
+    """
+    there = masks.queries == masks.keys > 1 and int(times.min()) < masks.keys - 1
+    return there and not any(later for later, _ in sides) and any(earlier for _, earlier in sides)

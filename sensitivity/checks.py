@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from numbers import Integral
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sensitivity.errors import InputError
+from sensitivity.errors import InputError, SensitivityError
 
 
 def finite(tensor: Tensor, name: str, way: str = "remove or impute them before measuring") -> Tensor:
@@ -116,3 +118,28 @@ def head_width(dim: int, heads: int) -> int:
         nearest = f"; nearest that fit: {dim - dim % heads} and {dim - dim % heads + heads}" if 1 <= heads < dim else ""
         raise InputError(f"dim={dim} is not divisible by heads={heads}{nearest}.")
     return dim // heads
+
+
+@contextlib.contextmanager
+def running(name: str, inputs: Any) -> Iterator[None]:
+    """Around the first call of a foreign model: whatever it raises becomes one sentence, with the original as cause.
+
+    Args:
+        name: what the message calls the model.
+        inputs: what the model is called with.
+
+    Raises:
+        InputError: the model does not run on these inputs.
+    """
+    try:
+        yield
+    except (SensitivityError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        shown = f"inputs of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
+        text = " ".join(str(error).split())
+        said = f"{type(error).__name__}: {text if len(text) <= 160 else text[:157] + '...'}"
+        raise InputError(
+            f"{name} does not run on {shown} ({said}); hand in what model(tokens) takes, or wrap the model in a "
+            "function of the tokens alone."
+        ) from error

@@ -5,28 +5,33 @@ from __future__ import annotations
 import math
 import operator
 import platform
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex, overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from sensitivity.backends import KEEPS, Found, Request, by_autodiff, in_closed_form
+from sensitivity.collecting import KeptSums
 from sensitivity.errors import InputError
 from sensitivity.jacobian import autodiff, closed_form, memory
 from sensitivity.jacobian.guard import measuring
-from sensitivity.jacobian.norms import Norm, NormMaps, check_norm
-from sensitivity.jacobian.visibility import attended_and_counted, left_out
+from sensitivity.jacobian.norms import Norm, check_norm
+from sensitivity.jacobian.visibility import left_out
 from sensitivity.modules import unwrap
-from sensitivity.result import SensitivityMap
+from sensitivity.result import SensitivityMap, SensitivityStatistics
 from sensitivity.target import Model, Target, find_target
 
 BACKENDS = ("auto", "closed_form", "autodiff")
 
 
+@overload
 def measure(
     model: Model | Any,
     tokens: Any,
     *,
+    keep: Literal["map"] = "map",
+    rows: Any = None,
     layer: str | None = None,
     norm: Norm = "frobenius",
     paths: bool = False,
@@ -41,7 +46,54 @@ def measure(
     dtype: torch.dtype | None = None,
     chunk: int | None = None,
     budget: int | float | None = None,
-) -> SensitivityMap:
+) -> SensitivityMap: ...
+
+
+@overload
+def measure(
+    model: Model | Any,
+    tokens: Any,
+    *,
+    keep: Literal["statistics"],
+    rows: Any = None,
+    layer: str | None = None,
+    norm: Norm = "frobenius",
+    paths: bool = False,
+    heads: bool = False,
+    residual: bool | float | int | None = None,
+    backend: str = "auto",
+    seed: SupportsIndex = 0,
+    padding: Tensor | None = None,
+    select: Any = None,
+    stochastic: int = 0,
+    probes: int | None = None,
+    dtype: torch.dtype | None = None,
+    chunk: int | None = None,
+    budget: int | float | None = None,
+) -> SensitivityStatistics: ...
+
+
+def measure(
+    model: Model | Any,
+    tokens: Any,
+    *,
+    keep: str = "map",
+    rows: Any = None,
+    layer: str | None = None,
+    norm: Norm = "frobenius",
+    paths: bool = False,
+    heads: bool = False,
+    residual: bool | float | int | None = None,
+    backend: str = "auto",
+    seed: SupportsIndex = 0,
+    padding: Tensor | None = None,
+    select: Any = None,
+    stochastic: int = 0,
+    probes: int | None = None,
+    dtype: torch.dtype | None = None,
+    chunk: int | None = None,
+    budget: int | float | None = None,
+) -> SensitivityMap | SensitivityStatistics:
     r"""Measures :math:`S_{ij} = \|dh_i / dx_j\|` for every output time ``i`` and input time ``j`` of every sample.
 
     An attention layer is measured in closed form (Frobenius and rms exactly, spectral by iteration), anything else by
@@ -52,6 +104,9 @@ def measure(
             feature)`` to ``(sample, time, feature)``; or, with ``layer=``, a module that takes ``tokens`` in any form.
         tokens: ``(sample, time, feature)``, or ``(time, feature)`` for one sample. With ``layer=``, what the model
             takes.
+        keep: ``map`` keeps the norm of every pair, ``statistics`` sums them up as they come, so that memory grows with
+            the length and not with its square.
+        rows: measure so many query rows, drawn with ``seed``, or those of the given query times; all by default.
         layer: dotted name of a submodule; it is measured at the tokens that reach it when the model runs on ``tokens``.
             An embedding layer: the whole model is measured from the embeddings of the integer ids that are passed.
         norm: ``frobenius``, ``rms`` (1 for the identity at any width) or ``spectral``.
@@ -61,17 +116,18 @@ def measure(
             its gate; None takes what the layer does. Other models: False says that there is no residual path, so that
             the residual-removed statistics equal the raw ones.
         backend: ``closed_form``, ``autodiff``, or ``auto``: the closed form wherever there is one.
-        seed: seed of the measurement's own generator (probes, stochastic draws).
+        seed: seed of the measurement's own generator (rows, probes, stochastic draws).
         padding: True at padded positions; they are left out as rows and columns. An attention layer also hides them.
         select: which of a model's several outputs is meant: a key, an index, or a callable.
         stochastic: average over this many draws of a model in train mode, one draw per Jacobian.
         probes: estimate Frobenius norms from this many random cotangents per row instead of all of them.
         dtype: measure in this floating type; the caller's model stays as it is.
         chunk: rows per backward pass; chosen from the budget by default.
-        budget: bytes that the measurement may take.
+        budget: bytes that the measurement may take; the smaller of 4 GiB and half of what is free by default.
+            Attention weights that do not fit beside the map are summed up and not kept.
 
     Returns:
-        The map, with its statistics and provenance.
+        The map, or its statistics, which have the same methods; with provenance.
 
     Raises:
         InputError: what was handed in cannot be measured; the message says why and what to do.
@@ -83,21 +139,15 @@ def measure(
     ((4, 16, 16), ['key', 'query', 'residual', 'value'])
     """
     check_norm(norm)
-    stochastic = _check_options(model, backend, stochastic, probes)
+    stochastic = _check_options(model, backend, stochastic, probes, keep)
     _check_types(layer, residual, dtype, chunk, seed)
     seed = operator.index(seed)
+    request = Request(norm, keep, rows, paths, heads, seed, stochastic, probes, chunk, budget)
     with measuring(unwrap(model), stochastic=stochastic > 0):
         target = find_target(model, tokens, layer, residual, padding, select, dtype)
-        if target.in_closed_form(backend, stochastic):
-            if probes is not None:
-                raise InputError("probes estimate what the closed form gives exactly; leave probes out.")
-            maps = _closed_form(target, norm, paths, heads, budget)
-        else:
-            target.refuse_parts(paths, heads)
-            options = {"norm": norm, "chunk": chunk, "memory": budget, "probes": probes}
-            options["residual"] = float(target.residual)
-            maps = _by_autodiff(target, options, seed, stochastic)
-    return _result(target, maps, norm, seed, layer, residual)
+        closed = target.in_closed_form(backend, stochastic)
+        found = (in_closed_form if closed else by_autodiff)(target, request)
+    return _result(target, found, request, layer, residual)
 
 
 def blocks(
@@ -123,12 +173,13 @@ def blocks(
     Raises:
         InputError: what was handed in cannot be measured, or the blocks do not fit the budget.
     """
-    _check_options(model, backend, 0, None)
+    _check_options(model, backend, 0, None, "map")
     _check_types(layer, residual, dtype, chunk)
     with measuring(unwrap(model)):
         target = find_target(model, tokens, layer, residual, padding, select, dtype)
         if not target.in_closed_form(backend, 0):
             target.refuse_parts(paths, heads=False)
+            target.output_length()  # a model that does not run says so
             found = autodiff.blocks(target.function, target.tokens, chunk=chunk, memory=budget)
             if target.padding is None:
                 return found
@@ -146,11 +197,13 @@ def blocks(
     return by_path if paths else by_path["residual"] + by_path["value"] + by_path["key"] + by_path["query"]
 
 
-def _check_options(model: Any, backend: str, stochastic: int, probes: int | None) -> int:
+def _check_options(model: Any, backend: str, stochastic: int, probes: int | None, keep: Any) -> int:
     if not callable(model):
         raise InputError(f"model must be a module, a callable or a SoftmaxAttention, not {type(model).__name__}.")
     if backend not in BACKENDS:
         raise InputError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}.")
+    if keep not in KEEPS:
+        raise InputError(f"keep must be one of {', '.join(KEEPS)}, not {keep!r}.")
     if isinstance(stochastic, bool) or not isinstance(stochastic, int) or stochastic < 0:
         raise InputError(f"stochastic must be a number of draws (0 for none), not {stochastic!r}.")
     if probes is not None and (isinstance(probes, bool) or not isinstance(probes, int) or probes < 2):
@@ -173,100 +226,59 @@ def _check_types(layer: Any, residual: Any, dtype: Any, chunk: Any, seed: Any = 
         raise InputError(f"seed must be an integer of at most 64 bits, not {seed!r}.")
 
 
-def _closed_form(target: Target, norm: Norm, paths: bool, heads: bool, budget: int | float | None) -> NormMaps:
-    attention, tokens = target.described()
-    samples, length, _ = tokens.shape
-    maps = 1 + 4 * paths + attention.heads * (1 + heads)
-    memory.refuse_over(
-        samples * length**2 * maps * tokens.element_size(),
-        memory.budget(budget, tokens.device),
-        f"{maps} maps of {samples} samples and {length} time steps",
-        "take fewer samples or time steps, leave paths and heads out, or raise budget=",
-    )
-    return closed_form.norm_maps(attention, tokens, norm=norm, paths=paths, heads=heads)
-
-
-def _by_autodiff(target: Target, options: dict[str, Any], seed: int, stochastic: int) -> NormMaps:
-    """One map, or the average over draws of a model in train mode, one draw per Jacobian."""
-    generator = torch.Generator().manual_seed(seed)
-    if not stochastic:
-        return autodiff.norm_maps(target.function, target.tokens, generator=generator, **options)
-    options |= {"generator": generator, "stochastic": True}
-    draws = [autodiff.norm_maps(target.function, target.tokens, **options) for _ in range(stochastic)]
-    total = torch.stack([maps.total for maps in draws])
-    diagonals = [maps.diagonal for maps in draws if maps.diagonal is not None]
-    return NormMaps(
-        total=total.mean(dim=0),
-        diagonal=torch.stack(diagonals).mean(dim=0) if diagonals else None,
-        standard_error=total.std(dim=0) / stochastic**0.5 if stochastic > 1 else None,
-        engine=f"{draws[0].engine}, mean of {stochastic} draws",
-        notes=draws[0].notes,
-    )
-
-
 def _result(
-    target: Target, maps: NormMaps, norm: Norm, seed: int, layer: str | None, residual: bool | float | None
-) -> SensitivityMap:
-    attended, visible = _visible(target, maps)
-    norms = maps.total
-    if target.padding is not None:
-        norms = norms.masked_fill(left_out(target.padding), torch.nan)
-    diagonal = maps.diagonal if maps.total.shape[1] == maps.total.shape[2] else None
-    if diagonal is not None and target.padding is not None:
-        diagonal = diagonal.masked_fill(target.padding, torch.nan)
+    target: Target, found: Found, request: Request, layer: str | None, residual: bool | float | None
+) -> SensitivityMap | SensitivityStatistics:
+    common: dict[str, Any] = {
+        "norm": request.norm,
+        "in_dim": target.tokens.shape[-1],
+        "name": target.name,
+        "notes": [*target.notes, *([f"no closed form: {target.why}"] if target.why else []), *found.notes],
+        "provenance": _provenance(target, found, request, layer, residual),
+    }
+    kept = found.kept
+    if isinstance(kept, KeptSums):
+        return SensitivityStatistics(kept.whole, kept.paths, tuple(kept.heads), kept.weights, **common)
+    maps = kept.maps
+    assert maps is not None
+    given: dict[str, Any] = {}
+    if kept.visible is not None:
+        given["visible"] = kept.visible.expand(maps.total.shape[0], -1, -1)
+    if found.times is not None:
+        given["query_times"] = found.times
     return SensitivityMap(
-        norms=norms,
-        diagonal=diagonal,
+        norms=maps.total,
+        diagonal=maps.diagonal,
         paths=maps.paths,
         heads=maps.heads,
         attention=maps.attention,
-        visible=visible,
-        attended=attended,
-        norm=norm,
-        in_dim=target.tokens.shape[-1],
+        attended=kept.attended,
+        weight_sums=kept.weight_sums,
         standard_error=maps.standard_error,
-        name=target.name,
-        notes=[*target.notes, *([f"no closed form: {target.why}"] if target.why else []), *maps.notes],
-        provenance=_provenance(target, maps, seed, layer, residual),
+        out_length=found.queries,
+        **given,
+        **common,
     )
 
 
-def _visible(target: Target, maps: NormMaps) -> tuple[Tensor | None, Tensor]:
-    """Which pairs the mask lets attend, and which pairs count in the statistics.
-
-    A model without a description whose map vanishes exactly above the diagonal is taken to be causal.
-    """
-    samples, queries, keys = maps.total.shape
-    if target.attention is not None:
-        attended, counted = attended_and_counted(target.attention, keys)
-        return attended, counted.expand(samples, -1, -1)
-    visible = torch.ones(samples, queries, keys, dtype=torch.bool, device=maps.total.device)
-    if queries == keys > 1:
-        future = torch.ones(queries, keys, dtype=torch.bool, device=visible.device).triu(1)
-        below = maps.total.masked_select(~future & ~torch.eye(queries, dtype=torch.bool, device=visible.device))
-        if not maps.total.masked_select(future).any() and below.any():
-            visible = visible & ~future
-            target.notes.append("no output depends on a later input: the model was taken to be causal")
-    return None, visible if target.padding is None else visible & ~left_out(target.padding)
-
-
 def _provenance(
-    target: Target, maps: NormMaps, seed: int, layer: str | None, residual: bool | float | None
+    target: Target, found: Found, request: Request, layer: str | None, residual: bool | float | None
 ) -> dict[str, Any]:
     from sensitivity import __version__
 
-    return {
+    given = {
         "sensitivity": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "engine": maps.engine,
+        "engine": found.engine,
         "model": target.name,
         "layer": layer,
         "residual": residual,
-        "seed": seed,
-        "dtype": str(maps.total.dtype).removeprefix("torch."),
-        "device": str(maps.total.device),
-        "samples": maps.total.shape[0],
-        "length": maps.total.shape[-1],
+        "seed": request.seed,
+        "dtype": str(found.dtype).removeprefix("torch."),
+        "device": str(target.tokens.device),
+        "samples": target.tokens.shape[0],
+        "length": target.tokens.shape[1],
         "features": target.tokens.shape[-1],
     }
+    return given if found.times is None else given | {"rows": len(found.times)}

@@ -15,6 +15,7 @@ from sensitivity.attention import SoftmaxAttention
 from sensitivity.describers import describer
 from sensitivity.errors import InputError
 from sensitivity.jacobian.guard import upcast
+from sensitivity.jacobian.independence import check_output
 from sensitivity.modules import unwrap
 
 Model = nn.Module | SoftmaxAttention | Callable[..., Any]
@@ -80,6 +81,15 @@ class Target:
             )
         return self.attention is not None and backend != "autodiff" and not stochastic
 
+    def output_length(self) -> int:
+        """Number of output times, from one run of the function, which is thereby known to run.
+
+        Raises:
+            InputError: the function does not run on these tokens, or puts out no ``(sample, time, feature)``.
+        """
+        with torch.no_grad(), checks.running(self.name, self.tokens):
+            return check_output(self.function(self.tokens.clone()), self.tokens).shape[1]
+
     def described(self) -> tuple[SoftmaxAttention, Float[Tensor, "sample time feature"]]:
         """Description and tokens in one floating type, at least single precision."""
         attention = self.attention
@@ -131,18 +141,23 @@ def find_target(
 def _submodule(model: nn.Module, tokens: Any, layer: str, select: Any) -> Target:
     """A submodule, at the tokens that reach it."""
     module = model.get_submodule(layer) if layer in dict(model.named_modules()) else None
+
+    def call(model: nn.Module, tokens: Any) -> Any:
+        with checks.running(type(model).__name__, tokens):
+            return model(tokens)
+
     if isinstance(module, nn.Embedding):
-        function, reaching = adapters.embedding_function(model, tokens, layer, select=select)
+        function, reaching = adapters.embedding_function(model, tokens, layer, forward=call, select=select)
         return Target(function, reaching, None, f"{type(model).__name__} from {layer}")
     if module is None or describer(module) is None:
-        function, reaching = adapters.submodule_function(model, tokens, layer, select=select)
+        function, reaching = adapters.submodule_function(model, tokens, layer, forward=call, select=select)
         return Target(function, reaching, None, layer)
     try:
-        found = adapters.capture(model, tokens, [layer])[layer]
+        found = adapters.capture(model, tokens, [layer], forward=call)[layer]
     except InputError as error:
-        function, reaching = adapters.submodule_function(model, tokens, layer, select=select)
+        function, reaching = adapters.submodule_function(model, tokens, layer, forward=call, select=select)
         return Target(function, reaching, None, layer, why=str(error))
-    function, reaching = adapters.submodule_function(model, tokens, layer, select=select)
+    function, reaching = adapters.submodule_function(model, tokens, layer, forward=call, select=select)
     return Target(function, reaching, found.attention, layer)
 
 

@@ -332,7 +332,10 @@ NAN[1, 2, 3] = math.nan
         ({"padding": torch.zeros(2, 5)}, "padding must be a boolean tensor"),
         ({"padding": torch.ones(2, 5, dtype=torch.bool)}, "sample 0 is padding throughout"),
         ({"layer": "nope"}, "unknown layer"),
-        ({"budget": 100}, "over the budget of 100 B; take fewer samples or time steps"),
+        (
+            {"budget": 100},
+            "over the budget of 100 B; measure with keep=.statistics., .* or take fewer samples or time steps",
+        ),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, str) else None,
 )

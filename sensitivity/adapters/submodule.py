@@ -66,7 +66,7 @@ def _turned(model: nn.Module, name: str) -> bool:
 
 
 def embedding_function(
-    model: nn.Module, ids: Tensor, name: str, *, select: Select | None = None
+    model: nn.Module, ids: Tensor, name: str, *, forward: Forward | None = None, select: Select | None = None
 ) -> tuple[Callable[[Tensor], Tensor], Float[Tensor, "sample time feature"]]:
     """The whole model as a function of what its embedding layer ``name`` puts out for ``ids``, and that output.
 
@@ -77,6 +77,7 @@ def embedding_function(
         model: the model; it is run once.
         ids: what the model is called with.
         name: its embedding layer, which must run exactly once.
+        forward: how the model is called, ``forward(model, ids)``, this once; ``model(ids)`` unless given.
         select: which part of the model's output is meant.
 
     Raises:
@@ -87,7 +88,7 @@ def embedding_function(
     handle = layer.register_forward_hook(lambda _module, _inputs, output: caught.append(output.detach().clone()))
     try:
         with torch.no_grad():
-            model(ids)
+            model(ids) if forward is None else forward(model, ids)
     finally:
         handle.remove()
     if len(caught) != 1 or caught[0].ndim != 3:

@@ -59,11 +59,25 @@ class KeptMaps:
         if maps.attention is not None:
             self._put_weights(tile, rows, attended)
 
+    def take(self, maps: NormMaps) -> None:
+        """Takes all rows of all samples at once, without a copy."""
+        every = slice(0, self.masks.samples)
+        order = self.order.to(maps.total.device)
+        padded = self.masks.padded(every, order)
+        if padded is not None:
+            maps.total.masked_fill_(padded, torch.nan)
+            if maps.diagonal is not None:
+                maps.diagonal = maps.diagonal.masked_fill(padded.all(dim=-1), torch.nan)
+        self.maps = maps
+        self.attended, self.visible = self.masks.of(every, order)
+
     def finish(self) -> None:
         """Holds two masks that are the same once."""
-        if self.attended is not None and self.visible is not None and self.attended.shape[:2] == (1, 1):
-            if self.visible.shape[0] == 1 and torch.equal(self.attended[:, 0], self.visible):
-                self.visible = self.attended[:, 0]
+        attended, visible = self.attended, self.visible
+        if attended is None or visible is None or (*attended.shape[:2], visible.shape[0]) != (1, 1, 1):
+            return
+        if torch.equal(attended[:, 0], visible):
+            self.visible = attended[:, 0]
 
     def _empty(self, like: NormMaps) -> NormMaps:
         shape = (self.masks.samples, len(self.order), self.masks.keys)

@@ -65,6 +65,7 @@ def _times(rows: Any) -> Int[Tensor, " row"]:
         times = torch.as_tensor(list(rows) if isinstance(rows, range) else rows)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{_KINDS}, not {rows!r}.") from error
-    if times.ndim != 1 or times.is_floating_point() or times.is_complex() or times.dtype == torch.bool or not len(times):
+    whole = not (times.is_floating_point() or times.is_complex() or times.dtype == torch.bool)
+    if times.ndim != 1 or not whole or not len(times):
         raise InputError(f"{_KINDS}, not {rows!r}.")
     return times.detach().cpu().long()

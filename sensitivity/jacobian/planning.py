@@ -72,7 +72,8 @@ def choose(
         allowed,
         f"differentiating {samples} samples of {tokens.shape[1]} x {tokens.shape[2]} into {trial.length} x {trial.out} "
         f"({memories.readable(maps)} of maps, {memories.readable(need)} for {chunk} rows at a time)",
-        f"pass {'a smaller chunk=, ' if chunk > 1 else ''}shorter tokens or fewer samples, or raise memory=",
+        f"pass {'a smaller chunk=, ' if chunk > 1 else ''}shorter tokens or fewer samples, or raise memory= (of "
+        "measure(): budget=); some query rows with rows= and keep='statistics' of measure() hold less of the maps",
     )
     room = allowed - maps - fixed
     if looping:
