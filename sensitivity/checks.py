@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from numbers import Integral
 from typing import Any
 
@@ -89,12 +89,15 @@ def padding(value: Tensor | None, samples: int, length: int) -> Bool[Tensor, "sa
     return value
 
 
-def lengths(values: list[int] | tuple[int, ...]) -> list[int]:
+def lengths(values: Any) -> list[int]:
     """Checks sequence lengths: integers of at least 1; returns them sorted, without repeats.
 
     Raises:
         InputError: none given, not an integer, or below 1.
     """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InputError(f"lengths must be several integers, such as [12, 24, 48, 96], not {values!r}.")
+    values = list(values)
     if len(values) == 0:
         raise InputError("lengths are empty; give at least one sequence length, such as 12,24,48,96.")
     for value in values:

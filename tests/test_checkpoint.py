@@ -484,3 +484,18 @@ def test_devices_that_are_not_there(path):
     if torch.cuda.is_available():
         pytest.skip("a GPU is there")
     refused(path, "map_location='cuda' asks for a GPU, but torch sees none here; use 'cpu'", map_location="cuda")
+
+
+def test_what_a_run_is_resumed_from_points_at_the_model_beside_it(path, tmp_path):
+    state = tmp_path / "last.ckpt"
+    torch.save({"format": "attention-sensitivity training state", "model": small().state_dict()}, state)
+    with pytest.raises(InputError, match=r"last\.ckpt is the state that a training run .* name the ckpt\.pt of the"):
+        checkpoint.load(state)
+    path.touch()
+    with pytest.raises(InputError, match=rf"not a model; name the model beside it, {path}\."):
+        checkpoint.load(state)
+
+
+def test_a_path_that_is_none():
+    with pytest.raises(InputError, match="a checkpoint is named by the path of its file, not by None"):
+        checkpoint.load(None)

@@ -378,3 +378,55 @@ def test_bad_models_are_refused():
     broken.output.weight.data[0, 0] = math.inf
     with pytest.raises(InputError, match=r"parameter 'output.weight' holds 1 NaN or infinite entries of 64"):
         measure(broken, TOKENS)
+
+
+def wants_two(tokens, mask):
+    return tokens * mask
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "options", "text", "cause"),
+    [
+        (
+            encoder(),
+            TOKENS[..., :6],
+            {},
+            r"TransformerEncoder does not run on inputs of shape \(2, 5, 6\) \(",
+            Exception,
+        ),
+        (
+            wants_two,
+            TOKENS,
+            {},
+            r"wants_two does not run on .* \(2, 5, 8\) \(TypeError: .*'mask'",
+            TypeError,
+        ),
+        (
+            encoder(),
+            TOKENS[..., :6],
+            {"layer": "layers.1.self_attn"},
+            r"TransformerEncoder does not run on inputs of shape \(2, 5, 6\)",
+            Exception,
+        ),
+        (encoder(), TOKENS[..., :6], {"layer": "layers.1"}, "TransformerEncoder does not run on inputs", Exception),
+        (
+            encoder(),
+            [1, 2],
+            {"layer": "layers.1"},
+            "TransformerEncoder does not run on a list .*; hand in",
+            Exception,
+        ),
+        (
+            Reader().double().eval(),
+            torch.full((2, 5), 10),
+            {"layer": "embedding"},
+            r"Reader does not run on inputs of shape \(2, 5\) \(IndexError: .*out of range",
+            IndexError,
+        ),
+    ],
+)
+@pytest.mark.parametrize("measured", [measure, blocks])
+def test_a_model_that_does_not_run_on_the_tokens_says_so(measured, model, tokens, options, text, cause):
+    with pytest.raises(InputError, match=text) as caught:
+        measured(model, tokens, **options)
+    assert isinstance(caught.value.__cause__, cause)

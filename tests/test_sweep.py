@@ -16,7 +16,7 @@ import torch
 from oracles import draw
 from torch import Tensor, nn
 
-from sensitivity import InputError, RunError, SensitivityMap, SoftmaxAttention, measure
+from sensitivity import InputError, RunError, SensitivityMap, SoftmaxAttention, checks, measure
 from sensitivity.layers import TemporalAttention
 from sensitivity.sweep import BOUNDS, Batch, ModelLayers, RandomTokens, Sequences, Sweep, sweep
 from sensitivity.sweep.sums import LayerSums
@@ -511,3 +511,9 @@ def test_another_process_finds_the_same_numbers() -> None:
     )
     assert first == second
     assert json.loads(first)["layers"][0]["per_length"][0]["length"] == 2
+
+
+@pytest.mark.parametrize("lengths", [None, 12, "12,24"])
+def test_lengths_that_are_not_several(lengths: Any) -> None:
+    with pytest.raises(InputError, match=rf"lengths must be several integers, such as .*, not {lengths!r}"):
+        checks.lengths(lengths)

@@ -75,7 +75,7 @@ def law(
             "a penalty that follows the length keeps the weight of a token on itself from vanishing, so the limit of "
             "large T is not that of the law; use finite=True."
         )
-    found = checks.lengths(list(lengths))
+    found = checks.lengths(lengths)
     layer = LayerConstants.of(attention, spectral=False)
     generator = torch.Generator().manual_seed(seed)
     if tokens is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sensitivity.checkpoint import building, reading
-from sensitivity.checkpoint.saving import FORMAT, VERSION
+from sensitivity.checkpoint.saving import FORMAT, STATE, VERSION
 from sensitivity.checkpoint.weights import check_finite, fill, match
 from sensitivity.errors import InputError
 from sensitivity.modules import unwrap
@@ -51,7 +50,7 @@ class Checkpoint:
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: Any,
     *,
     trust_pickle: bool = False,
     builder: str | building.Builder | None = None,
@@ -74,7 +73,7 @@ def load(
         InputError: no file, a directory, a file that is damaged or of another kind, code in the file, weights that do
             not fit or are not finite; each in one sentence with the option to add.
     """
-    path = Path(path)
+    path = reading.as_path(path)
     build, home = building.resolve(builder)
     device = _device(map_location)
     content = reading.read(path, trust_pickle=trust_pickle, device=device, home=home)
@@ -86,6 +85,7 @@ def load(
     elif ours:
         checkpoint = _ours(path, content, build)
     else:
+        _refuse_state(path, content)
         checkpoint = _foreign(path, content, build)
     checkpoint.model.to(device).eval()
     return checkpoint
@@ -126,6 +126,14 @@ def _pickled(path: Path, content: nn.Module, build: building.Builder | None) -> 
         notes += more
     config = getattr(model, "config", None)
     return _checkpoint(path, model, config=config if isinstance(config, dict) else {}, key_mapping=mapping, notes=notes)
+
+
+def _refuse_state(path: Path, content: Any) -> None:
+    """Refuses what a training run keeps to be resumed from; its model stands beside it."""
+    if isinstance(content, Mapping) and content.get("format") == STATE:
+        beside = path.with_name("ckpt.pt")
+        where = f"name the model beside it, {beside}" if beside.is_file() else "name the ckpt.pt of the same run"
+        raise InputError(f"{path} is the state that a training run is resumed from, not a model; {where}.")
 
 
 def _foreign(path: Path, content: Any, build: building.Builder | None) -> Checkpoint:

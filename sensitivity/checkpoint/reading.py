@@ -53,6 +53,18 @@ def read(path: Path, *, trust_pickle: bool, device: torch.device, home: types.Mo
         raise _translated(path, error, trust_pickle) from error
 
 
+def as_path(path: Any) -> Path:
+    """The path of a checkpoint.
+
+    Raises:
+        InputError: not a path.
+    """
+    try:
+        return Path(path)
+    except TypeError as error:
+        raise InputError(f"a checkpoint is named by the path of its file, not by {path!r}.") from error
+
+
 def fingerprint(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()

@@ -17,6 +17,7 @@ from sensitivity.files import write_bytes
 from sensitivity.modules import unwrap
 
 FORMAT = "attention-sensitivity checkpoint"
+STATE = "attention-sensitivity training state"  # what a run is resumed from
 VERSION = 1
 
 

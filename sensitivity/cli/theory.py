@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import click
@@ -71,5 +72,5 @@ def _list(chosen: list[Any]) -> None:
     width = max(len(item.name) for item in chosen)
     for item in chosen:
         kind = f"{item.title} ({len(item.steps)} steps)" if hasattr(item, "steps") else "bound"
-        click.echo(f"{item.name:<{width}}  {kind}")
-    click.echo("Print one with: sensitivity theory NAME; all with: sensitivity theory --markdown (or --latex).")
+        click.echo(textwrap.fill(f"{item.name:<{width}}  {kind}", 80, subsequent_indent=" " * (width + 2)))
+    click.echo("Print one with: sensitivity theory NAME\nAll with: sensitivity theory --markdown (or --latex)")

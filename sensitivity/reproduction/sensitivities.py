@@ -48,11 +48,11 @@ class Probe:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} must be an integer of at least 1, not {value!r}.")
         if self.lengths is not None:
-            checks.lengths(list(self.lengths))
+            checks.lengths(self.lengths)
 
     def at(self, trained: int) -> list[int]:
         """The lengths, for a model that was trained at ``trained`` steps."""
-        return [trained, 8 * trained] if self.lengths is None else checks.lengths(list(self.lengths))
+        return [trained, 8 * trained] if self.lengths is None else checks.lengths(self.lengths)
 
 
 def measure_cell(cell: Cell, probe: Probe, traffic: Traffic | None = None) -> Sweep:

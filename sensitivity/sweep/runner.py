@@ -67,7 +67,7 @@ def sweep(
         InputError: lengths, norm or bounds that do not exist, or an error of the source at every length.
         RunError: every length failed for a reason that is not the input's.
     """
-    lengths = checks.lengths(list(lengths))
+    lengths = checks.lengths(lengths)
     check_norm(norm)
     for name in bounds:
         if name not in NAMES or name == "stack":

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
+from sensitivity.checkpoint.saving import STATE
 from sensitivity.errors import InputError
 from sensitivity.files import write_bytes, write_text
 from sensitivity.training.settings import Settings
-
-STATE = "attention-sensitivity training state"
 
 
 class RunFolder:
