@@ -7,6 +7,10 @@ import importlib.util
 import re
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import click
 
 GENERATED = "generated"
 API = {
@@ -108,8 +112,18 @@ def cli_page() -> str:
     for name in commands.list_commands(top):
         command = commands.get_command(top, name)
         context = click.Context(command, info_name=name, parent=top, terminal_width=80)
-        parts.append(f"## sensitivity {name}\n\n```text\n{command.get_help(context)}\n```\n")
+        parts += [f"## {one.command_path}\n\n```text\n{one.command.get_help(one)}\n```\n" for one in leaves(context)]
     return "\n".join(parts)
+
+
+def leaves(context: click.Context) -> list[click.Context]:
+    """The command itself, or the commands of a group."""
+    import click
+
+    if not isinstance(context.command, click.Group):
+        return [context]
+    commands = [(name, context.command.get_command(context, name)) for name in context.command.list_commands(context)]
+    return [click.Context(one, info_name=name, parent=context, terminal_width=80) for name, one in commands if one]
 
 
 def dollar_math(markdown: str) -> str:

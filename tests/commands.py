@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -18,17 +19,38 @@ def command(name: str) -> click.Command:
     return found
 
 
+def leaf(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that words name, inside groups of commands too, and the words left for it."""
+    found, rest = command(words[0]), words[1:]
+    while isinstance(found, click.Group):
+        assert set(rest[:1]) & set(found.commands), f"{words} names none of {', '.join(found.commands)}"
+        found, rest = found.commands[rest[0]], rest[1:]
+    return found, rest
+
+
+def leaves() -> Iterator[click.Command]:
+    """Every command that runs, inside groups of commands too."""
+    waiting = [command(name) for name in group.list_commands(click.Context(group))]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, click.Group):
+            waiting += found.commands.values()
+        else:
+            yield found
+
+
 def check_commands(page: Path) -> None:
     """Parses every command of a page: unknown commands, options and values of the wrong kind are errors."""
     for words in pages.commands(page):
         if words[0] not in ("--help", "--version"):
-            command(words[0]).make_context(words[0], list(words[1:]))
+            found, rest = leaf(list(words))
+            found.make_context(found.name, rest)
 
 
 def known_options() -> set[str]:
     """Every long option of every command, and those of the tools around it that pages name."""
     found = {"--debug", "--help", "--version"}
-    for name in group.list_commands(click.Context(group)):
-        for parameter in command(name).params:
+    for one in leaves():
+        for parameter in one.params:
             found |= {option for option in (*parameter.opts, *parameter.secondary_opts) if option.startswith("--")}
     return found

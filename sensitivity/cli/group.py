@@ -21,6 +21,7 @@ COMMANDS = {
     "train": "Train a forecaster and test it beside the naive forecasts.",
     "reproduce": "Train the paper's variants over several seeds; compare and measure them.",
     "measure": "Measure how much every output time depends on every input time.",
+    "data": "Look at a traffic file, or download METR-LA or PEMS-BAY.",
     "theory": "Print the derivations and bounds.",
     "verify": "Check closed forms and bounds against autodiff.",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
-from sensitivity.errors import InputError
+from sensitivity.errors import InputError, SensitivityWarning
+from sensitivity.traffic.index import check_index, usual_step
 
 DAY = np.timedelta64(1, "D").astype("timedelta64[ns]")
 
@@ -22,7 +24,7 @@ class Traffic:
     Attributes:
         speed: ``(time, node)`` in miles per hour, as the file has them; a missing reading is 0.
         mask: ``(time, node)``, True where the raw value is a valid reading (neither 0 nor NaN).
-        timestamps: ``(time,)`` datetime64[ns], regular.
+        timestamps: ``(time,)`` datetime64[ns] of the local clock, regular but where summer time begins or ends.
         sensor_ids: one name per node.
         graph: ``(node, node)`` weights of the directed road graph (row: from, column: to), or None.
         name: what tables and figures call the data.
@@ -44,7 +46,7 @@ class Traffic:
     @property
     def step(self) -> np.timedelta64:
         """Time between two rows, timedelta64[ns]."""
-        return np.timedelta64(self.timestamps[1] - self.timestamps[0], "ns")
+        return usual_step(self.timestamps)
 
     @property
     def steps_per_day(self) -> int:
@@ -97,7 +99,7 @@ def assemble(values: np.ndarray, timestamps: np.ndarray, sensor_ids: list[str], 
     if len(set(sensor_ids)) < len(sensor_ids):
         twice = next(name for name in sensor_ids if sensor_ids.count(name) > 1)
         raise InputError(f"{source} names the sensor {twice!r} more than once; every column needs its own id.")
-    check_index(timestamps, source)
+    _warn_of_clock(timestamps, check_index(timestamps, source).clock_changes, source)
     _check_speeds(values, timestamps, sensor_ids, source)
     mask = (values != 0) & ~np.isnan(values)
     if not mask.any():
@@ -107,6 +109,18 @@ def assemble(values: np.ndarray, timestamps: np.ndarray, sensor_ids: list[str], 
         torch.from_numpy(speed), torch.from_numpy(mask), timestamps.astype("datetime64[ns]"), sensor_ids,
         source=source, **others,
     )  # fmt: skip
+
+
+def _warn_of_clock(timestamps: np.ndarray, rows: np.ndarray, source: str) -> None:
+    """Says where the local clock was put forward or back."""
+    for row in rows:
+        before, after = timestamps[row - 1 : row + 1].astype("datetime64[m]")
+        warnings.warn(
+            f"the clock of {source} goes from {before} to {after}: taken as a change to or from summer time, so that "
+            "these rows follow each other.",
+            SensitivityWarning,
+            stacklevel=4,
+        )
 
 
 def _check_speeds(values: np.ndarray, timestamps: np.ndarray, sensor_ids: list[str], source: str) -> None:
@@ -119,23 +133,3 @@ def _check_speeds(values: np.ndarray, timestamps: np.ndarray, sensor_ids: list[s
                 f"{source} has {int(bad.sum())} {kind} speeds (the first is {values[row, column]:g} at "
                 f"{when}, sensor {sensor_ids[column]}); write 0 where one is missing."
             )
-
-
-def check_index(timestamps: np.ndarray, source: str) -> None:
-    """Refuses a time index that is too short, not increasing, or not regular.
-
-    Raises:
-        InputError: naming the first place where the step changes.
-    """
-    if len(timestamps) < 2:
-        raise InputError(f"{source} has {len(timestamps)} rows; a time series needs at least 2.")
-    if np.isnat(timestamps).any():
-        raise InputError(f"{source} has no time in row {int(np.isnat(timestamps).argmax())} of its index.")
-    steps = np.diff(timestamps)
-    if steps[0] <= np.timedelta64(0) or (steps != steps[0]).any():
-        row = int((steps != steps[0]).argmax()) if (steps != steps[0]).any() else 0
-        before, after = timestamps[row : row + 2].astype("datetime64[s]")
-        raise InputError(
-            f"{source} has an irregular time index: row {row + 1} ({after}) follows {before}, but the first step is "
-            f"{steps[0] / np.timedelta64(1, 'm'):g} minutes; bring it to a regular index with 0 for missing readings."
-        )

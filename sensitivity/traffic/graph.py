@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +11,9 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from sensitivity.errors import InputError
+from sensitivity.traffic.edges import read_edges
 from sensitivity.traffic.files import check_file, reason
+from sensitivity.traffic.pickles import read_pickle
 
 THRESHOLD = 0.1
 """Weights below this are set to 0, as in METR-LA's published graph."""
@@ -35,12 +35,23 @@ def gaussian_kernel(distances: np.ndarray, threshold: float = THRESHOLD) -> np.n
     return np.where(weights < threshold, 0, weights).astype(np.float32)
 
 
-def read_graph(path: str | os.PathLike[str], sensor_ids: list[str], named: bool = True) -> Float32[Tensor, "node node"]:
+def read_graph(path: Any, sensor_ids: list[str], named: bool = True) -> Float32[Tensor, "node node"]:
     """The graph of ``sensor_ids``, in their order.
 
+    ==================  =====================================================================================
+    ``.pkl``            ``adj_mx.pkl``: ids, id to index, matrix; or a bare matrix
+    ``.npy``            a matrix
+    ``.npz``            a matrix named ``graph``, ``adj_mx`` or alone, ``sensor_ids`` if it has them; or a sparse
+                        matrix of SciPy
+    ``.csv``            a matrix, with or without ids in the first line and column; or a list of edges with the header
+                        ``from,to,cost`` (road distances) or ``from,to,weight``; three columns without a header are
+                        distances, as in PEMS-BAY's list
+    ==================  =====================================================================================
+
+    Distances become weights by :func:`gaussian_kernel`.
+
     Args:
-        path: ``adj_mx.pkl`` (ids, id to index, matrix), or a bare matrix as .npy, .npz, .csv or .pkl; a CSV with the
-            header ``from,to,cost`` is a list of road distances, which :func:`gaussian_kernel` turns into weights.
+        path: the file.
         sensor_ids: sensors of the data.
         named: False if the data has no ids of its own; then the graph's order is taken to be the data's.
 
@@ -48,8 +59,14 @@ def read_graph(path: str | os.PathLike[str], sensor_ids: list[str], named: bool 
         InputError: a file that cannot be read, wants to run code, is no square matrix of finite weights >= 0, or does
             not have the data's sensors.
     """
-    path = Path(path)
-    ids, matrix = _load(check_file(path, "the graph"), sensor_ids)
+    path = check_file(path, "the graph")
+    return select(*load_graph(path, sensor_ids), sensor_ids, named, path)
+
+
+def select(
+    ids: dict[str, int] | None, matrix: Any, sensor_ids: list[str], named: bool, path: Path
+) -> Float32[Tensor, "node node"]:
+    """The rows and columns of a loaded graph that belong to ``sensor_ids``; errors as in :func:`read_graph`."""
     matrix = np.asarray(matrix)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.dtype.kind not in "fiub":
         raise InputError(f"{path} holds an array of shape {matrix.shape} and type {matrix.dtype}, not a square matrix.")
@@ -72,27 +89,35 @@ def read_graph(path: str | os.PathLike[str], sensor_ids: list[str], named: bool 
     return torch.from_numpy(matrix[np.ix_(rows, rows)].astype(np.float32))
 
 
-def _load(path: Path, sensor_ids: list[str]) -> tuple[dict[str, int] | None, Any]:
-    """Ids (or None) and matrix of any kind of graph file."""
+def load_graph(path: Path, sensor_ids: list[str]) -> tuple[dict[str, int] | None, Any]:
+    """Ids (or None) and the whole matrix of any kind of graph file.
+
+    Raises:
+        InputError: a file that cannot be read, or wants to run code.
+    """
     suffix = path.suffix.lower()
     if suffix in (".pkl", ".pickle"):
-        return _from_pickle(path)
+        return read_pickle(path)
     try:
         if suffix == ".npy":
             return None, np.load(path, allow_pickle=False)
         if suffix == ".npz":
             return _from_npz(path)
-        if suffix in (".csv", ".txt"):
-            return _from_csv(path, sensor_ids)
-    except (OSError, ValueError, EOFError) as error:
-        if isinstance(error, InputError):
-            raise
+        if suffix in (".csv", ".txt", ".tsv"):
+            return read_edges(path, sensor_ids, gaussian_kernel)
+    except InputError:
+        raise
+    except Exception as error:  # zip, header and pickle errors are of many kinds
         raise InputError(f"{path} cannot be read as a graph ({reason(error)}).") from error
     raise InputError(f"{path} is no graph that can be read: its name must end in .pkl, .npy, .npz or .csv.")
 
 
 def _from_npz(path: Path) -> tuple[dict[str, int] | None, Any]:
     with np.load(path, allow_pickle=False) as file:
+        if {"format", "shape"} <= set(file.files):
+            from scipy import sparse
+
+            return None, sparse.load_npz(path).toarray()
         key = next((name for name in ("graph", "adjacency", "adj_mx", "adj", "A") if name in file), None)
         if key is None and len(file.files) != 1:
             raise InputError(
@@ -100,87 +125,3 @@ def _from_npz(path: Path) -> tuple[dict[str, int] | None, Any]:
             )
         ids = {str(name): row for row, name in enumerate(file["sensor_ids"])} if "sensor_ids" in file else None
         return ids, file[key or file.files[0]]
-
-
-def _from_csv(path: Path, sensor_ids: list[str]) -> tuple[dict[str, int] | None, Any]:
-    with path.open(encoding="utf-8-sig") as file:
-        header = [part.strip().lower() for part in file.readline().split(",")]
-        if header[:2] != ["from", "to"]:
-            return None, np.loadtxt(path, delimiter=",", ndmin=2)
-        ids = {name: row for row, name in enumerate(sensor_ids)}
-        distances = np.full((len(ids), len(ids)), np.inf)
-        known: set[str] = set()
-        for line in file:
-            start, stop, cost = (part.strip() for part in line.split(",")[:3])
-            known.update((start, stop))
-            if start in ids and stop in ids:
-                distances[ids[start], ids[stop]] = float(cost)
-        return {name: row for name, row in ids.items() if name in known}, gaussian_kernel(distances)
-
-
-def _from_pickle(path: Path) -> tuple[dict[str, int] | None, Any]:
-    """``[ids, id -> index, matrix]``, or a bare matrix."""
-    with path.open("rb") as file:
-        try:
-            content = _Unpickler(file, encoding="latin1").load()
-        except InputError:
-            raise
-        except Exception as error:  # a damaged pickle can raise nearly anything
-            raise InputError(f"{path} is not a complete pickle ({reason(error)}).") from error
-    if isinstance(content, np.ndarray):
-        return None, content
-    if not (isinstance(content, list | tuple) and len(content) == 3 and isinstance(content[2], np.ndarray)):
-        raise InputError(f"{path} holds a {type(content).__name__}, not METR-LA's [ids, id to index, matrix].")
-    names, index, matrix = content
-    ids = {_name(name): row for row, name in enumerate(names)}
-    if len(ids) != len(matrix) or {_name(name): row for name, row in index.items()} != ids:
-        raise InputError(f"{path} contradicts itself: {len(ids)} ids, {len(index)} indices, {len(matrix)} matrix rows.")
-    return ids, matrix
-
-
-def _name(value: Any) -> str:
-    return value.decode("latin1") if isinstance(value, bytes) else str(value)
-
-
-def _latin1(text: str, codec: str) -> bytes:
-    """What Python-3 pickles of protocol 2 use for bytes; any other codec is refused."""
-    if codec != "latin1":
-        raise pickle.UnpicklingError(f"codec {codec!r} is not read")
-    return text.encode("latin1")
-
-
-def _frombuffer(
-    buffer: bytes | bytearray, dtype: np.dtype, shape: tuple[int, ...], order: Literal["C", "F"]
-) -> np.ndarray:
-    """What NumPy pickles contiguous arrays with."""
-    return np.frombuffer(buffer, dtype=dtype).reshape(shape, order=order)
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads lists, dicts, text, numbers and NumPy arrays; refuses every other class and function."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The few constructors of arrays; nothing else is ever looked up.
-
-        Raises:
-            InputError: naming what the pickle wants to run.
-        """
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return np.array([0]).__reduce__()[0]
-        if name == "_frombuffer" and module in ("numpy.core.numeric", "numpy._core.numeric"):
-            return _frombuffer
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return getattr(np, name)
-        if (module, name) == ("_codecs", "encode"):
-            return _latin1
-        return self._refuse(f"{module}.{name}")
-
-    def persistent_load(self, identity: Any) -> NoReturn:
-        """Never needed by a graph."""
-        self._refuse(f"persistent object {identity!r}")
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise InputError(
-            f"the pickle asks for {what}, which could run foreign code, so it was not loaded; only lists, dicts and "
-            "arrays are read: write the matrix as .npy or .npz instead."
-        )

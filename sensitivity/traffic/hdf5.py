@@ -1,7 +1,7 @@
-"""Tables that pandas wrote to HDF5 in its fixed format, read with h5py alone.
+"""HDF5 files read with h5py alone: tables that pandas wrote in its fixed format, and plain arrays.
 
-The layout of a key ``df``: ``df/axis0`` column names, ``df/axis1`` the index as integers, and for each block of columns
-``df/blockK_items`` and ``df/blockK_values`` ``(time, column)``. Nothing is unpickled.
+The layout of a pandas key ``df``: ``df/axis0`` column names, ``df/axis1`` the index as integers, and for each block of
+columns ``df/blockK_items`` and ``df/blockK_values`` ``(time, column)``. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -13,95 +13,146 @@ from typing import Any
 import numpy as np
 
 from sensitivity.errors import InputError
+from sensitivity.traffic.arrays import IDS, TIMES, Members, from_arrays
 from sensitivity.traffic.files import reason
+from sensitivity.traffic.index import epoch_times, text_times
+from sensitivity.traffic.table import Table
 
-_UNITS = {"s": 1e11, "ms": 1e14, "us": 1e17, "ns": float("inf")}
-"""Units of integer times since 1970, and the magnitude below which each is meant, where a file does not say."""
+_FIXED = {"axis0", "axis1", "block0_values"}
 
 
-def read_hdf5(path: Path, key: str | None = None) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
-    """Values ``(time, node)``, timestamps (None if the index only counts rows), and column names.
+def read_hdf5(path: Path, key: str | None = None, channel: int = 0) -> Table:
+    """A pandas table, or else an array ``(time, node[, channel])``.
 
     Args:
         path: the file.
-        key: which table, where there are several.
+        key: which table or array, where there are several.
+        channel: of an array.
 
     Raises:
-        InputError: not HDF5, truncated, no table in fixed format, several tables without ``key``, or an inconsistent
-            one.
+        InputError: not HDF5, truncated, nothing that can be read, several without ``key``, or an inconsistent table.
     """
     import h5py
 
     if not h5py.is_hdf5(path):
-        raise InputError(f"{path} is not an HDF5 file; if it holds text or an array, name it .csv, .npy or .npz.")
+        raise InputError(
+            f"{path} is not an HDF5 file (it may be damaged or cut short); if it holds text or an array, name it .csv, "
+            ".npy or .npz."
+        )
     try:
         with h5py.File(path, "r") as file:
-            return _read_table(_find_table(file, key, path), path)
-    except (OSError, RuntimeError, KeyError) as error:
+            return _read(file, key, channel, path)
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(
             f"{path} cannot be read to its end ({reason(error)}); it may be truncated or compressed by a "
             "filter that h5py lacks: get it again and compare its checksum."
         ) from error
 
 
-def _find_table(file: Any, key: str | None, path: Path) -> Any:
-    """The group of the table called ``key``, or of the only one."""
-    import h5py
-
-    found: list[str] = []
-    other: list[str] = []
-
-    def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Group) and {"axis0", "axis1", "block0_values"} <= set(item):
-            found.append(name)
-        elif isinstance(item, h5py.Group) and "table" in item:
-            other.append(name)
-
-    file.visititems(visit)
-    if {"axis0", "axis1", "block0_values"} <= set(file):
-        found.append("/")
+def _read(file: Any, key: str | None, channel: int, path: Path) -> Table:
+    tables, foreign, arrays = _contents(file)
     wanted = None if key is None else key.strip("/") or "/"
-    if wanted in found:
-        return file[wanted]
-    if key is None and len(found) == 1:
-        return file[found[0]]
-    if key is None and found:
-        raise InputError(f"{path} holds several tables ({', '.join(sorted(found))}); choose one with key=.")
-    if found:
-        raise InputError(f"{path} has no table {key!r}; it has {', '.join(sorted(found))}.")
-    if other:
+    if wanted in tables or (key is None and len(tables) == 1):
+        if channel:
+            raise InputError(f"{path} holds a table without channels, so there is no channel {channel}.")
+        return _read_table(file[tables[0] if wanted is None else wanted], path)
+    if key is None and tables:
+        raise InputError(f"{path} holds several tables ({', '.join(sorted(tables))}); choose one with key=.")
+    if (wanted in foreign) or (foreign and not tables and not arrays):
+        name = wanted if wanted in foreign else foreign[0]
         raise InputError(
-            f"{path} was written by pandas with format='table' (key {other[0]!r}); write it again with format='fixed', "
+            f"{path} was written by pandas with format='table' (key {name!r}); write it again with format='fixed', "
             "or as CSV."
         )
-    raise InputError(f"{path} holds no pandas table in fixed format (its top level: {', '.join(file) or 'empty'}).")
+    if arrays and (key is None or wanted in arrays):
+        return from_arrays(Members(file, arrays), key, channel, path)
+    if key is not None and (tables or arrays):
+        raise InputError(f"{path} has no table {key!r}; it has {', '.join(sorted(tables + arrays))}.")
+    raise InputError(
+        f"{path} holds no pandas table in fixed format and no array of numbers (its top level: "
+        f"{', '.join(file) or 'empty'})."
+    )
 
 
-def _read_table(group: Any, path: Path) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
+def _contents(file: Any) -> tuple[list[str], list[str], list[str]]:
+    """Names of the tables in fixed format, of those in pandas' other format, and of plain arrays of numbers."""
+    import h5py
+
+    tables: list[str] = ["/"] if set(file) >= _FIXED else []
+    foreign: list[str] = []
+    arrays: list[str] = []
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Group) and set(item) >= _FIXED:
+            tables.append(name)
+        elif isinstance(item, h5py.Group) and "table" in item:
+            foreign.append(name)
+        elif isinstance(item, h5py.Dataset) and (item.ndim in (2, 3) or name in (*TIMES, *IDS)):
+            arrays.append(name)
+
+    file.visititems(visit)
+    inside = tuple(f"{name.strip('/')}/".lstrip("/") for name in (*tables, *foreign))
+    return tables, foreign, [name for name in arrays if not name.startswith(inside) or not inside]
+
+
+def _read_table(group: Any, path: Path) -> Table:
     """Puts the blocks of one table together."""
     names = _names(group["axis0"][()], path)
-    index = group["axis1"][()]
-    timestamps = epoch_times(index, _text(group["axis1"].attrs.get("kind", "")), str(path))
-    values = np.full((len(index), len(names)), np.nan)
+    timestamps, zone = _times(group["axis1"], path)
+    rows = len(group["axis1"])
+    values = np.full((rows, len(names)), np.nan)
     column_of = {name: column for column, name in enumerate(names)}
-    filled = 0
+    filled, kinds = 0, set()
     for block in sorted(name for name in group if re.fullmatch(r"block\d+_values", name)):
         items = _names(group[block.replace("_values", "_items")][()], path)
         data = group[block]
-        if data.dtype.kind not in "fiu" or data.shape != (len(index), len(items)) or not set(items) <= set(names):
+        if data.dtype.kind not in "fiu" or data.shape != (rows, len(items)) or not set(items) <= set(names):
             raise InputError(
-                f"{path} holds {block} of shape {data.shape} and type {data.dtype}, but {len(index)} times and "
+                f"{path} holds {block} of shape {data.shape} and type {data.dtype}, but {rows} times and "
                 f"{len(items)} numeric columns are expected."
             )
         values[:, [column_of[name] for name in items]] = data[()]
+        kinds.add(str(data.dtype))
         filled += len(items)
     if filled != len(names):
         raise InputError(f"{path} names {len(names)} columns, but its blocks hold {filled}.")
-    return values, timestamps, names
+    key = group.name.strip("/") or "/"
+    return Table(values, timestamps, names, f"pandas HDF5, key {key!r}, {' and '.join(sorted(kinds))}", zone)
+
+
+def _times(index: Any, path: Path) -> tuple[np.ndarray | None, str]:
+    """Times of the local clock, and the zone if the file names one."""
+    if index.dtype.kind in "SO":
+        return text_times([_text(value) for value in index[()]], str(path))
+    times = epoch_times(index[()], _text(index.attrs.get("kind", "")), str(path))
+    zone = index.attrs.get("tz")
+    if times is None or zone is None:
+        return times, ""
+    return _local(times, _text(zone), path), _text(zone)
+
+
+def _local(times: np.ndarray, zone: str, path: Path) -> np.ndarray:
+    """Times that pandas stored in UTC, as the clock of their zone shows them."""
+    from datetime import datetime, timezone
+    from zoneinfo import ZoneInfo
+
+    try:
+        info = ZoneInfo(zone)
+    except (ValueError, OSError, KeyError) as error:
+        raise InputError(
+            f"{path} has times of the zone {zone!r}, which is not known here; write it again with local times "
+            "(with pandas: frame.tz_localize(None))."
+        ) from error
+    hours, where = np.unique(times.astype("datetime64[h]"), return_inverse=True)
+    offsets = [datetime.fromtimestamp(int(hour) * 3600, timezone.utc).astimezone(info).utcoffset() for hour in
+               hours.astype(np.int64)]  # fmt: skip
+    return times + np.array(offsets, dtype="timedelta64[ns]")[where]
 
 
 def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _names(values: np.ndarray, path: Path) -> list[str]:
@@ -109,23 +160,3 @@ def _names(values: np.ndarray, path: Path) -> list[str]:
     if values.dtype.kind not in "SUiuO" or not all(isinstance(v, bytes | str | int | np.integer) for v in values.flat):
         raise InputError(f"{path} has column names of type {values.dtype}; text or integers are expected.")
     return [_text(value).strip() for value in values]
-
-
-def epoch_times(index: np.ndarray, kind: str, source: str) -> np.ndarray | None:
-    """Integer times since 1970 as datetime64[ns]; None if the index only counts rows.
-
-    Args:
-        index: integers.
-        kind: what the file says of them, such as ``datetime64[ns]``; where it names no unit, the magnitude decides.
-        source: what messages call the file.
-
-    Raises:
-        InputError: not integers, or times that cannot be told.
-    """
-    if index.dtype.kind not in "iu":
-        raise InputError(f"{source} has a time index of type {index.dtype}; integers since 1970 are expected.")
-    if len(index) == 0 or ("date" not in kind and int(abs(index).max()) < 1e8):
-        return None
-    named = re.search(r"\[(s|ms|us|ns)\b", kind)
-    unit = named.group(1) if named else next(unit for unit, limit in _UNITS.items() if abs(int(index[-1])) < limit)
-    return index.astype(np.int64).astype(f"datetime64[{unit}]").astype("datetime64[ns]")

@@ -11,22 +11,24 @@ from typing import Any
 import numpy as np
 
 from sensitivity.errors import InputError, SensitivityWarning
+from sensitivity.traffic.arrays import Members, from_array, from_arrays
 from sensitivity.traffic.data import Traffic, assemble
 from sensitivity.traffic.files import check_file, checksum, reason
 from sensitivity.traffic.graph import read_graph
-from sensitivity.traffic.hdf5 import epoch_times, read_hdf5
+from sensitivity.traffic.hdf5 import read_hdf5
+from sensitivity.traffic.index import is_time, one_time
+from sensitivity.traffic.table import Table
 from sensitivity.traffic.text import read_csv
 
 METR_LA_START = "2012-03-01T00:00"
+MINUTES_PER_YEAR = 366 * 24 * 60
 HIGHEST = 150.0
 """Values above this, in mph, are no speeds of cars."""
 
-_Raw = tuple[np.ndarray, np.ndarray | None, list[str] | None]
-
 
 def read(
-    path: str | os.PathLike[str],
-    graph: str | os.PathLike[str] | None = None,
+    path: Any,
+    graph: Any = None,
     *,
     key: str | None = None,
     channel: int = 0,
@@ -36,14 +38,17 @@ def read(
     """Reads speeds, in mph, and on request their road graph.
 
     ==================  =====================================================================================
-    ``.h5``             pandas' fixed format, as in the official METR-LA file; times in any unit
+    ``.h5``             pandas' fixed format, as in the official files of METR-LA and PEMS-BAY, with times in any
+                        unit; or arrays as in ``.npz``
     ``.npz``            ``data``, ``speed`` or ``values`` ``(time, node[, channel])``; ``timestamps``,
                         ``sensor_ids`` and ``graph`` if it has them (what :func:`write` writes)
     ``.npy``            ``(time, node[, channel])``
-    ``.csv``            a header of sensor ids and the time in the first column; or neither of the two
+    ``.csv``            a header of sensor ids and the time in the first column; or one or neither of the two;
+                        semicolons, tabs and blanks are read too
     ==================  =====================================================================================
 
-    A zero or a NaN is a missing reading. A file without times gets them from ``start`` and ``step``.
+    A zero or a NaN is a missing reading. A file without times gets them from ``start`` and ``step``. Where a local
+    clock is put forward or back for summer time, as in PEMS-BAY, the rows around it follow each other.
 
     Args:
         path: the file.
@@ -57,22 +62,27 @@ def read(
         InputError: no such file, a directory, a file that is foreign, truncated, irregular in time, without valid
             readings, or with values that are no speeds; a graph that does not fit.
     """
-    path = check_file(Path(path), "the traffic data")
-    values, timestamps, names = _read_raw(path, key, channel)
-    if timestamps is None:
-        timestamps = _count_times(len(values), start, step, path)
-    elif start is not None or step is not None:
+    path = check_file(path, "the traffic data")
+    table = open_table(path, key, channel)
+    if table.timestamps is not None and (start is not None or step is not None):
         raise InputError(f"{path} has its own times; leave out start and step.")
+    return assembled(table, path, graph, {"key": key, "channel": channel, "start": start, "step": step})
+
+
+def assembled(table: Table, path: Path, graph: Any, options: dict[str, Any]) -> Traffic:
+    """Traffic from what its file holds; arguments and errors as those of :func:`read`."""
+    values, names, timestamps = table.values, table.names, table.timestamps
+    if timestamps is None:
+        timestamps = count_times(len(values), options["start"], options["step"], path)
     ids = names if names is not None else [str(node) for node in range(values.shape[1])]
-    options = {"key": key, "channel": channel, "start": start, "step": step}
     origin: dict[str, Any] = {"kind": "file", "path": str(path.resolve()), "sha256": checksum(path)}
     origin |= {"options": {name: value for name, value in options.items() if value not in (None, 0)}}
     traffic = assemble(values, timestamps, ids, str(path), name=path.stem, origin=origin)
-    _warn(values, path)
+    _warn(table, path)
     if graph is None:
         return _with_own_graph(traffic, path)
-    origin |= {"graph": str(Path(graph).resolve())}
     matrix = read_graph(graph, ids, named=names is not None)
+    origin |= {"graph": str(Path(graph).resolve())}
     origin |= {"graph_sha256": checksum(Path(graph))}
     return dataclasses.replace(traffic, graph=matrix)
 
@@ -100,84 +110,68 @@ def write(traffic: Traffic, path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _read_raw(path: Path, key: str | None, channel: int) -> _Raw:
-    """Values ``(time, node)``, and times and names if the file has them."""
+def open_table(path: Path, key: str | None = None, channel: int = 0) -> Table:
+    """What a file holds, unchecked: its times may be irregular, its values may be no speeds.
+
+    Raises:
+        InputError: a file that is foreign, truncated or of an unknown kind; no such table, array or channel.
+    """
+    if isinstance(channel, bool) or not isinstance(channel, int) or channel < 0:
+        raise InputError(f"channel must be an integer of at least 0, not {channel!r}.")
     suffix = path.suffix.lower()
     if suffix in (".h5", ".hdf5", ".hdf"):
-        return read_hdf5(path, key)
-    if suffix in (".csv", ".txt"):
+        return read_hdf5(path, key, channel)
+    if suffix in (".csv", ".txt", ".tsv", ".npy") and key is not None:
+        raise InputError(f"{path} holds one table without a name, so there is no {key!r}; leave key out.")
+    if suffix in (".csv", ".txt", ".tsv"):
+        if channel:
+            raise InputError(f"{path} holds a table without channels, so there is no channel {channel}.")
         return read_csv(path)
     if suffix not in (".npy", ".npz"):
         raise InputError(f"{path} is of an unknown kind; the name must end in .h5, .npz, .npy or .csv.")
     try:
         if suffix == ".npy":
-            return _speeds(np.load(path, allow_pickle=False), channel, path), None, None
+            return from_array(np.load(path, allow_pickle=False), channel, path)
         with np.load(path, allow_pickle=False) as file:
-            return _from_npz(dict(file), key, channel, path)
+            return from_arrays(Members(file, file.files), key, channel, path)
     except InputError:
         raise
     except Exception as error:  # zip, header and pickle errors are of many kinds
         raise InputError(f"{path} is not a complete {suffix} file of numbers ({reason(error)}).") from error
 
 
-def _from_npz(arrays: dict[str, np.ndarray], key: str | None, channel: int, path: Path) -> _Raw:
-    names = [key] if key else ["data", "speed", "values"]
-    found = next((name for name in names if name in arrays), None)
-    if found is None:
-        raise InputError(f"{path} has no array {' or '.join(map(repr, names))}; it has {', '.join(arrays) or 'none'}.")
-    times, ids = arrays.get("timestamps"), arrays.get("sensor_ids")
-    if times is not None and times.dtype.kind != "M":
-        times = epoch_times(times, "", str(path))
-    return (
-        _speeds(arrays[found], channel, path),
-        times if times is None else times.astype("datetime64[ns]"),
-        ids if ids is None else [str(name) for name in ids],
-    )
-
-
-def _speeds(array: np.ndarray, channel: int, path: Path) -> np.ndarray:
-    """One channel of ``(time, node[, channel])``."""
-    if array.dtype.kind not in "fiu" or array.ndim not in (2, 3):
-        raise InputError(
-            f"{path} holds an array of shape {array.shape} and type {array.dtype}; numbers (time, node) or "
-            "(time, node, channel) are expected."
-        )
-    if array.ndim == 2:
-        return array.astype(np.float64)
-    if not 0 <= channel < array.shape[2]:
-        raise InputError(f"{path} has {array.shape[2]} channels, counted from 0; there is no channel {channel}.")
-    return array[:, :, channel].astype(np.float64)
-
-
-def _count_times(rows: int, start: str | None, step: float | int | None, path: Path) -> np.ndarray:
-    """Times of a file that has none."""
+def count_times(rows: int, start: str | None, step: float | int | None, path: Path) -> np.ndarray:
+    """Times of a file that has none; arguments and errors as those of :func:`read`."""
     if start is None or step is None:
         warnings.warn(
             f"{path} has no times: its rows are taken as {step or 5:g}-minute steps from {start or METR_LA_START}; "
             "say otherwise with start= and step=.",
             SensitivityWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-    try:
-        first = np.datetime64(start or METR_LA_START).astype("datetime64[ns]")
-    except ValueError as error:
-        raise InputError(f"start is {start!r}, but must be a time such as 2012-03-01T00:00.") from error
-    minutes = 5.0 if step is None else step
-    if not minutes > 0:
-        raise InputError(f"step is {step!r} minutes, but must be positive.")
+    if start is not None and not (isinstance(start, str) and is_time(start)):
+        raise InputError(f"start is {start!r}, but must be a time such as 2012-03-01T00:00.")
+    first = one_time(start or METR_LA_START, "start")
+    minutes = 5.0 if step is None else float(step)
+    if not 0 < minutes <= MINUTES_PER_YEAR:
+        raise InputError(f"step is {step!r} minutes, but must be positive and at most a year.")
     return first + np.arange(rows) * np.timedelta64(round(minutes * 60e9), "ns")
 
 
-def _warn(values: np.ndarray, path: Path) -> None:
+def _warn(table: Table, path: Path) -> None:
     """Says what the reader of the data should know."""
+    values = table.values
+    if table.zone:
+        text = f"the times of {path} name the zone {table.zone}: its local clock is kept, the zone is dropped."
+        warnings.warn(text, SensitivityWarning, stacklevel=4)
     nan = int(np.isnan(values).sum())
     if nan:
         text = f"{path} has {nan} NaN values ({100 * nan / values.size:.2f} %): they count as missing, like zeros."
-        warnings.warn(text, SensitivityWarning, stacklevel=3)
+        warnings.warn(text, SensitivityWarning, stacklevel=4)
     highest = float(np.nanmax(values))
     if highest > HIGHEST:
         text = f"{path} has values up to {highest:g}: these are no speeds in mph; choose a channel or convert them."
-        warnings.warn(text, SensitivityWarning, stacklevel=3)
+        warnings.warn(text, SensitivityWarning, stacklevel=4)
 
 
 def _with_own_graph(traffic: Traffic, path: Path) -> Traffic:
