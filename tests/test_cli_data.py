@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pages
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
@@ -42,7 +43,7 @@ def series(rows: int = 600) -> pd.DataFrame:
     values[:, 2], values[:, 3] = 0, 55
     values[100:130, 0] = 0
     values[300:310] = 0
-    values[305, 1] = np.nan
+    values[305:306, 1] = np.nan
     index = pd.date_range("2012-03-01", periods=rows, freq="5min")
     return pd.DataFrame(values, index, IDS)
 
@@ -286,3 +287,15 @@ def test_the_help_is_light() -> None:
     assert output.splitlines()[-1] == "[]"
     for args in ([], ["info"], ["fetch"]):
         assert max(map(len, run(*args, "--help").stdout.splitlines())) <= 80
+
+
+def test_the_screen_in_the_documentation(tmp_path: Path) -> None:
+    page = Path(__file__).parents[1] / "docs" / "data.md"
+    blocks = list(pages.blocks(page))
+    place = next(i for i, block in enumerate(blocks) if block.text.strip() == "sensitivity data info city.npz")
+    write(synthetic_city(nodes=6, days=5, seed=1), tmp_path / "city.npz")
+    shown, found = (
+        [line for line in text.splitlines() if line.split()[0] not in ("file", "sha256")]  # packed in other ways
+        for text in (blocks[place + 1].text, run("info", tmp_path / "city.npz").stdout)
+    )
+    assert pages.alike("\n".join(found), "\n".join(shown))

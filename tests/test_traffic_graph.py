@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 
 from sensitivity.errors import InputError
 from sensitivity.traffic import gaussian_kernel, read_graph
@@ -95,6 +96,64 @@ def test_road_distances_become_weights(tmp_path):
     np.testing.assert_allclose(read_graph(tmp_path / "d.csv", ["11", "22"]), gaussian_kernel(distances))
     with pytest.raises(InputError, match="lacks 1 of the data's 3 sensors"):
         read_graph(tmp_path / "d.csv", ["11", "22", "33"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from,to,distance\n11,22,100\n22,11,300\n", "kernel"),
+        ("Source;Target;Cost\n11;22;100\n22;11;300\n", "kernel"),
+        ("11,22,100\n22,11,300\n", "kernel"),  # as in PEMS-BAY's list of distances
+        ("from,to,weight\n11,22,0.25\n22,11,0.75\n11,99,3\n", [[0, 0.25], [0.75, 0]]),
+        ("from,to\n11,22\n", [[0, 1], [0, 0]]),
+        (",22,11\n22,1,2\n11,3,4\n", [[4, 3], [2, 1]]),
+        ("22,11\n1,2\n3,4\n", [[4, 3], [2, 1]]),
+        ("1\t2\n3\t4\n", [[1, 2], [3, 4]]),
+        ("1 2\n3 4\n", [[1, 2], [3, 4]]),
+        ('"","11","22"\n"11",1,2\n"22",3,4\n', [[1, 2], [3, 4]]),
+    ],
+)
+def test_graphs_in_text(tmp_path, text, expected):
+    if expected == "kernel":
+        expected = gaussian_kernel(np.array([[np.inf, 100.0], [300.0, np.inf]]))
+        text += "11,99,500\n".replace(",", ";" if ";" in text else ",")  # a sensor that the data does not have
+    (tmp_path / "g.csv").write_text(text)
+    np.testing.assert_allclose(read_graph(tmp_path / "g.csv", ["11", "22"]), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("from,to,colour\n11,22,1\n", "has the header 'from,to,colour'; edges are listed under from,to,cost"),
+        ("from,to,cost\n11,22,far\n", "has '11,22,far' in line 2; from, to and a number >= 0 are expected there"),
+        ("from,to,cost\n11,22,-1\n", "has '11,22,-1' in line 2"),
+        ("from,to,cost\n11,22\n11\n", "has '11' in line 3"),
+        ("77,88,1\n88,77,2\n", "lists edges between sensors such as '77', none of which the data has .* like '11'"),
+        (",11,22\n11,1,2\n", "names 1 different nodes in its first line, but has 1 rows|cannot be read|not a square"),
+        ("1,2\n3\n", "has 1 numbers instead of 2 in line 2, so it cannot be read as a graph"),
+        ("from,to,cost\n", "lists no edges"),
+    ],
+)
+def test_text_that_is_no_graph(tmp_path, text, message):
+    (tmp_path / "g.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_graph(tmp_path / "g.csv", ["11", "22"])
+
+
+def test_sparse_matrices(tmp_path):
+    sparse.save_npz(tmp_path / "a.npz", sparse.csr_matrix(MATRIX))
+    np.testing.assert_array_equal(read_graph(tmp_path / "a.npz", IDS), MATRIX)
+
+
+def test_planted_arrays_do_not_run(tmp_path):
+    mark = tmp_path / "mark"
+    objects = np.array([[Planted(os.mkdir, str(mark))]], dtype=object)
+    np.save(tmp_path / "a.npy", objects, allow_pickle=True)
+    np.savez(tmp_path / "a.npz", graph=objects)
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises(InputError, match=r"cannot be read as a graph \(.*pickle"):
+            read_graph(tmp_path / name, IDS)
+    assert not mark.exists()
 
 
 def test_data_without_ids_takes_the_graphs_order(tmp_path):

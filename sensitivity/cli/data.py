@@ -74,7 +74,7 @@ class _Bar:
         self._progress.start()
 
     @property
-    def total(self) -> float | None:
+    def total(self) -> float | int | None:
         """Bytes to come, as far as they are known."""
         return self._progress.tasks[0].total
 

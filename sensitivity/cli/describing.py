@@ -63,7 +63,7 @@ def _regularity(found: Summary) -> str:
     ]
     faults = [f"{count} {what}" for count, what in kinds if count]
     parts = [f"irregular, rows {', '.join(faults)}" if faults else "regular"]
-    for row in index.clock_changes:
+    for row in index.clock_changes.tolist():
         parts.append(f"the clock goes from {_when(found.timestamps, row - 1)} to {_when(found.timestamps, row)}")
     return "; ".join(parts)
 

@@ -66,6 +66,8 @@ def _listed(
     place = {name: row for row, name in enumerate(sensor_ids)}
     table = np.full((len(place), len(place)), np.inf)
     known: set[str] = set()
+    if not rows:
+        raise InputError(f"{path} has a header but lists no edges.")
     for number, cells in enumerate(rows, line):
         value = _number(cells[2]) if len(cells) > 2 else 1.0 if len(cells) == 2 else None
         if value is None or not math.isfinite(value) or value < 0:

@@ -145,7 +145,7 @@ def count_times(rows: int, start: str | None, step: float | int | None, path: Pa
     if start is None or step is None:
         warnings.warn(
             f"{path} has no times: its rows are taken as {step or 5:g}-minute steps from {start or METR_LA_START}; "
-            "say otherwise with start= and step=.",
+            "say otherwise with start= and step= of traffic.read, and keep it with traffic.write.",
             SensitivityWarning,
             stacklevel=4,
         )
