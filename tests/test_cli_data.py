@@ -210,7 +210,7 @@ def test_short_files_have_no_splits(tmp_path: Path) -> None:
     series(30).to_csv(tmp_path / "a.csv")
     result = run("info", tmp_path / "a.csv")
     assert result.exit_code == 0
-    assert "splits    none: 30 steps are too few for windows of 12 + 12 steps in every part" in result.stdout
+    assert entries(result)["splits"] == "none: 30 steps are too few for windows of 12 + 12 steps in every part"
 
 
 def test_the_synthetic_city(tmp_path: Path) -> None:

@@ -38,8 +38,7 @@ def read_edges(
     if head[0] in _FROM:
         return _listed(rows[1:], path, 2, sensor_ids, _kernel(head, path, kernel))
     known = set(sensor_ids)
-    square = len(rows) == len(rows[0])
-    if len(rows[0]) == 3 and not square and "" not in rows[0]:
+    if len(rows[0]) == 3 and "" not in rows[0] and not len(rows) == 3 == len(known):
         return _listed(rows, path, 1, sensor_ids, kernel)
     return _matrix(rows, path, known)
 
