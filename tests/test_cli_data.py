@@ -207,10 +207,10 @@ def test_a_graph_that_does_not_fit(csv: Path, tmp_path: Path) -> None:
 
 
 def test_short_files_have_no_splits(tmp_path: Path) -> None:
-    series(30).to_csv(tmp_path / "a.csv")
+    series(24).to_csv(tmp_path / "a.csv")
     result = run("info", tmp_path / "a.csv")
     assert result.exit_code == 0
-    assert entries(result)["splits"] == "none: 30 steps are too few for windows of 12 + 12 steps in every part"
+    assert entries(result)["splits"] == "none: 24 steps are too few for windows of 12 + 12 steps in every part"
 
 
 def test_the_synthetic_city(tmp_path: Path) -> None:
