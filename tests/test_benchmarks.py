@@ -73,6 +73,12 @@ def test_only_the_sections_that_are_missing(tmp_path: Path) -> None:
     assert run.parsed(["--render", "--out", str(tmp_path)]).only == []
 
 
+def test_rounds_are_changed_where_there_are_any(tmp_path: Path) -> None:
+    options = run.parsed(["--quick", "--rounds", "5", "--out", str(tmp_path)])
+    assert run.arguments(SECTIONS["start-up"], options) == {"rounds": 5}
+    assert run.arguments(SECTIONS["memory"], options) == SECTIONS["memory"].quick
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

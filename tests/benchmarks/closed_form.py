@@ -21,7 +21,7 @@ PATHS = 2.0
 
 
 def run(
-    shapes: dict[tuple[int, int], float] = SHAPES, lengths: tuple[int, ...] = (2048, 4096), rounds: int = 9
+    shapes: dict[tuple[int, int], float] = SHAPES, lengths: tuple[int, ...] = (2048, 4096), rounds: int = 7
 ) -> Findings:
     """Times every shape at every length."""
     first = Table(

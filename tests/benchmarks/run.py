@@ -8,10 +8,12 @@ measured; the page and the figures are written from what is kept.
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
@@ -20,7 +22,7 @@ import torch  # noqa: E402 - the line above says which package is measured
 from benchmarks import record  # noqa: E402
 from benchmarks.figures import FIGURES  # noqa: E402
 from benchmarks.page import render  # noqa: E402
-from benchmarks.sections import SECTIONS  # noqa: E402
+from benchmarks.sections import SECTIONS, Section  # noqa: E402
 from benchmarks.tables import Findings  # noqa: E402
 
 
@@ -41,6 +43,7 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--missing", action="store_true", help="only the sections that this code was not measured in")
     parser.add_argument("--render", action="store_true", help="measure nothing, write the page from what is kept")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; needs --out")
+    parser.add_argument("--rounds", type=int, help="readings of each job, in sections that take several")
     parser.add_argument("--threads", type=int, default=2, help="that torch may use (2)")
     parser.add_argument("--out", type=Path, default=record.DOCS, help="folder of benchmarks.json and the page (docs)")
     options = parser.parse_args(words)
@@ -67,7 +70,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
     """Measures one section and keeps it."""
     print(f"{name} ...", flush=True)
     about, begin = record.circumstances(options.threads), time.perf_counter()
-    findings = SECTIONS[name].run(**(SECTIONS[name].quick if options.quick else {}))
+    findings = SECTIONS[name].run(**arguments(SECTIONS[name], options))
     took = time.perf_counter() - begin
     record.keep(options.out, name, findings, about | {"took": took})
     for table in findings.tables:
@@ -75,6 +78,14 @@ def measure(name: str, options: argparse.Namespace) -> None:
     for target in findings.targets:
         print(target.row())
     print(f"{name}: {took:.0f} s", flush=True)
+
+
+def arguments(section: Section, options: argparse.Namespace) -> dict[str, Any]:
+    """What the command line changes of a section's sizes."""
+    chosen = dict(section.quick) if options.quick else {}
+    if options.rounds and "rounds" in inspect.signature(section.run).parameters:
+        chosen["rounds"] = options.rounds
+    return chosen
 
 
 def write(folder: Path) -> None:
