@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import time
 from pathlib import Path
@@ -18,8 +17,6 @@ from benchmarks.timing import interleaved, ratio, spread
 from oracles import norm_map
 from sequence_models import OldStyleSquare
 from tolerances import assert_close
-
-from sensitivity.measure import measure
 
 CIRCUMSTANCES: dict[str, Any] = {
     "date": "2026-01-31",
@@ -37,8 +34,6 @@ def test_section_runs_and_is_rendered(name: str, monkeypatch: pytest.MonkeyPatch
     # a process for every job takes seconds to start; one test below starts them
     monkeypatch.setattr(child, "run", lambda job, **arguments: child.JOBS[job](**arguments))
     monkeypatch.setattr(timing, "SHORTEST", 0.0)
-    if name.startswith("memory") and "keep" not in inspect.signature(measure).parameters:
-        pytest.skip("measure() does not know keep='statistics' yet")
     section = SECTIONS[name]
     findings = section.run(**section.quick)
     plain = json.loads(json.dumps(findings.plain()))
@@ -188,7 +183,7 @@ def test_what_is_affordable_is_computed() -> None:
     law = {"exponent": 2.0, "intercept": 0.0}
     entry = {"axis": "T", "values": [1, 2], "law": law}
     text = growth.afford({"map over T": entry, "generic over D": {"axis": "D", "values": [1], "law": law}})
-    assert "a second reaches T=1, a minute T=8, an hour T=60; the map itself takes $4 T^2$ bytes, 256 B at" in text
+    assert "a second reaches T=1, a minute T=8, an hour T=60; the map alone takes $4 T^2$ bytes, 256 B at" in text
     assert "Lengths beyond those that were timed (at most T=2)" in text
     assert "Factors on the generic engine's time: 4.0 for twice the width." in text
 

@@ -16,7 +16,8 @@ ABOUT = """Time and memory grow as a power of each size; the exponents are fitte
 [`sensitivity.fit`](generated/api/sensitivity.fit.md), over four sizes, with an interval from resampling rounds.
 Map, statistics and forward pass are those of one attention layer; the generic engine differentiates a stack of
 attention layers. Memory is what a process of its own holds at its peak beyond what it held at rest: a few MiB of it
-are tiles of a fixed size, so that short sequences show less growth than long ones."""
+are tiles of a fixed size, so that short sequences show less growth than long ones. Beside a map, `measure` keeps the
+attention weights of all heads, as long as they fit its budget: then a map takes $4 (1 + H) T^2$ bytes."""
 
 
 def run(names: Collection[str] = tuple(SERIES), shrink: int = 1, rounds: int = 5) -> Findings:
@@ -105,7 +106,7 @@ def afford(data: dict[str, Any]) -> str:
 def _need(name: str, entry: dict[str, Any], length: int) -> str:
     """The memory of a length."""
     if name == "map over T":
-        return f"; the map itself takes $4 T^2$ bytes, {size(4.0 * length**2)} at the minute's length"
+        return f"; the map alone takes $4 T^2$ bytes, {size(4.0 * length**2)} at the minute's length"
     if "memory law" in entry:
         return f"; the minute's length holds about {size(value_at(entry['memory law'], length))}"
     return ""
