@@ -12,14 +12,15 @@ from click.core import ParameterSource
 from sensitivity.cli.options import seed_option
 from sensitivity.cli.training_options import given, training_options
 
-_VARIANTS = ["none", "no-residual", "mask", "dropout", "penalty", "learned-penalty", "length-penalty", "gate"]
+_VARIANTS = ["none", "no-residual", "mask", "dropout", "penalty", "learned-penalty", "length-penalty", "gate",
+             "sink-penalty"]  # fmt: skip
 _PLACE = ("out", "resume", "device", "tensorboard")
 
 
 @click.command(name="train")
 @training_options()
-@click.option("--variant", type=click.Choice(_VARIANTS), default="none", show_default=True,
-              help="What is done to the diagonal.")  # fmt: skip
+@click.option("--variant", type=click.Choice(_VARIANTS), metavar="NAME", default="none", show_default=True,
+              help=f"What is done to the diagonal: {', '.join(_VARIANTS)}.")  # fmt: skip
 @seed_option()
 @click.option("--out", required=True, metavar="DIR", help="Folder of the run.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out from its last completed epoch.")

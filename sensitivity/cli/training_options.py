@@ -63,5 +63,9 @@ def _options(protocol: str) -> list[Any]:
         option("--gate-value", type=float, default=0.5, show_default=True, help="For --variant gate: factor of the "
                "residual."),
         option("--gate-learned", is_flag=True, help="For --variant gate: train the factor, from --gate-value on."),
+        option("--sink-weight", type=float, help="Weight of the log sink ratio in the loss. [default: 0.1 for "
+               "--variant sink-penalty, else 0]"),
+        option("--sink-sequences", type=int, default=8, show_default=True, help="Sequences of a step that the sink "
+               "ratio is taken of."),
         device_option(),
     ]

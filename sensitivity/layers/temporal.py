@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -173,6 +173,7 @@ class TemporalAttention(nn.Module):
         bias: Tensor | None = None,
         multiplier: Tensor | None = None,
         padding: Bool[Tensor, "*batch time"] | None = None,
+        graph: bool = False,
     ) -> SoftmaxAttention:
         """The layer as it acts in evaluation (without an offset), or under a draw of what training samples.
 
@@ -180,11 +181,15 @@ class TemporalAttention(nn.Module):
             bias: additive part of a draw, ``(sample, head, query, key)``.
             multiplier: post-softmax factors of a draw, ``(sample, head, query, key)``.
             padding: True at padded positions; leading axes are folded into ``sample``.
+            graph: keep the graph of the weights (a learned gate is a number all the same).
         """
-        packed = self.projection.weight.detach().reshape(3, self.heads, self.width, self.dim)
-        biases = self.projection.bias.detach().reshape(3, self.heads, self.width)
-        bias_value = 0.0 if self.diagonal is None else self.diagonal.bias
-        output = self.output.weight.detach().reshape(self.dim, self.heads, self.width).transpose(0, 1)
+
+        def kept(value: Any) -> Any:
+            return value if graph or not isinstance(value, Tensor) else value.detach()
+
+        packed = kept(self.projection.weight).reshape(3, self.heads, self.width, self.dim)
+        biases = kept(self.projection.bias).reshape(3, self.heads, self.width)
+        output = kept(self.output.weight).reshape(self.dim, self.heads, self.width).transpose(0, 1)
         return SoftmaxAttention(
             query_weight=packed[0],
             key_weight=packed[1],
@@ -193,10 +198,10 @@ class TemporalAttention(nn.Module):
             query_bias=biases[0],
             key_bias=biases[1],
             value_bias=biases[2],
-            output_bias=self.output.bias.detach(),
+            output_bias=kept(self.output.bias),
             bias=bias,
             causal=self.causal,
-            diagonal_bias=bias_value.detach() if isinstance(bias_value, Tensor) else bias_value,
+            diagonal_bias=0.0 if self.diagonal is None else kept(self.diagonal.bias),
             diagonal_length=None if self.diagonal is None else self.diagonal.length,
             padding=None if padding is None else padding.reshape(-1, padding.shape[-1]),
             residual=self.residual.factor if isinstance(self.residual, ResidualGate) else self.residual,

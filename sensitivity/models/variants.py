@@ -15,7 +15,7 @@ from sensitivity.layers.gate import ResidualGate
 
 PUBLISHED = ("none", "no-residual", "mask", "dropout", "penalty")
 """The five variants of arXiv 2602.10956."""
-VARIANTS = (*PUBLISHED, "learned-penalty", "length-penalty", "gate")
+VARIANTS = (*PUBLISHED, "learned-penalty", "length-penalty", "gate", "sink-penalty")
 """These, and what goes beyond them."""
 
 
@@ -35,7 +35,8 @@ def variant_diagonal(
 
     Args:
         variant: ``"none"``, ``"no-residual"``, ``"mask"``, ``"dropout"``, ``"penalty"`` (the published ones),
-            ``"learned-penalty"``, ``"length-penalty"`` or ``"gate"``.
+            ``"learned-penalty"``, ``"length-penalty"``, ``"gate"``, or ``"sink-penalty"`` (a term of the loss: the
+            model itself is that of ``"none"``).
         p: rate of the dropout (not published; 0.1 by default).
         value: the penalty (published: -0.05); where a learned one begins; that at the length of training.
         where: ``"logits"`` or ``"weights"``, for the dropout.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from sensitivity.training.data import mixed
 from sensitivity.training.metrics import MaskedMetrics
 from sensitivity.training.schedule import rate_of
 from sensitivity.training.settings import Settings
+from sensitivity.training.sink import SinkPenalty
 
 CHECK_EVERY = 50
 """Steps between two looks at the loss on a device that works ahead of the host."""
@@ -52,6 +54,7 @@ class ForecastModule(LightningModule):
         self.register_buffer("mean", scaler.mean, persistent=False)
         self.register_buffer("std", scaler.std, persistent=False)
         self.windows_per_second = 0.0
+        self.sink = SinkPenalty(model, settings.sink_weight, settings.sink_sequences) if settings.sink_weight else None
         self._optimizer_state = optimizer_state
         self._scores = MaskedMetrics()
         self._seen = torch.zeros(3)
@@ -97,9 +100,12 @@ class ForecastModule(LightningModule):
             RunError: the loss is not finite.
         """
         # Masked differences are set to zero before abs, so that no masked value can reach a gradient.
-        error = torch.where(batch.mask, self(batch.inputs) - batch.target, 0.0).abs().sum()
+        with nullcontext() if self.sink is None else self.sink.recording():
+            forecast = self(batch.inputs)
+        error = torch.where(batch.mask, forecast - batch.target, 0.0).abs().sum()
         count = batch.mask.sum()
         loss = error / count.clamp_min(1)
+        loss = loss if self.sink is None else loss + self.sink()
         self._seen += torch.stack([error.detach(), count.float(), (count == 0).float()])
         self._windows += len(batch.inputs)
         if self.device.type == "cpu" or batch_idx % CHECK_EVERY == CHECK_EVERY - 1:
@@ -133,6 +139,8 @@ class ForecastModule(LightningModule):
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
         values: dict[str, Any] = {"train_mae": self._train_mae}
         values |= {f"validation_{name}": average[name] for name in ("mae", "rmse")} | {"learning_rate": rate}
+        if self.sink is not None:
+            values["train_log_sink_ratio"] = self.sink.mean()
         if self.trainer.loggers:  # the x axis of loggers is the epoch, before and after an interruption
             values["step"] = float(self.current_epoch + 1)
         self.log_dict(values)

@@ -26,7 +26,8 @@ _RECIPES: dict[str, dict[str, Any]] = {
 }
 """What a recipe says beside optimiser and schedule."""
 RECIPES = tuple(_RECIPES)
-_COUNTS = ("depth", "dim", "heads", "epochs", "batch_size", "patience", "input_length", "horizon")
+SINK_WEIGHT = 0.1
+_COUNTS = ("depth", "dim", "heads", "epochs", "batch_size", "patience", "input_length", "horizon", "sink_sequences")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Settings:
         graph: the road graph's file.
         protocol: ``dcrnn`` or ``paper``.
         variant: what is done to the diagonal: ``none``, ``no-residual``, ``mask``, ``dropout``, ``penalty``,
-            ``learned-penalty``, ``length-penalty`` or ``gate``.
+            ``learned-penalty``, ``length-penalty``, ``gate`` or ``sink-penalty``.
         backbone: ``forecaster`` or ``staeformer``.
         depth: blocks of the model; 2, or 3 layers over time and 3 over nodes.
         dim: width of the model; 32, or 152.
@@ -65,6 +66,8 @@ class Settings:
         shared: for the variant ``dropout``: one draw for all samples and heads.
         gate_value: for the variant ``gate``: the factor of the residual.
         gate_learned: for the variant ``gate``: train the factor, from ``gate_value`` on.
+        sink_weight: of the logarithm of the sink ratio in the loss; 0.1 for the variant ``sink-penalty``, else 0.
+        sink_sequences: sequences of a step that the ratio is taken of.
         day_of_week: give the day of the week to the model, beside the time of day; a staeformer has it by default.
         input_length: rows of input in a window.
         horizon: rows to forecast.
@@ -101,6 +104,8 @@ class Settings:
     shared: bool = False
     gate_value: float | int = 0.5
     gate_learned: bool = False
+    sink_weight: float | int = None  # type: ignore[assignment]
+    sink_sequences: int = 8
     day_of_week: bool = None  # type: ignore[assignment]
     input_length: int = 12
     horizon: int = 12
@@ -111,14 +116,17 @@ class Settings:
     def __post_init__(self) -> None:
         self._fill(_chosen(_BACKBONES, "backbone", self.backbone))
         self._fill(_chosen(_RECIPES, "recipe", self.recipe))
+        self._fill({"sink_weight": SINK_WEIGHT if self.variant == "sink-penalty" else 0.0})
         for name in _COUNTS:
             _check_count(name, getattr(self, name), 1)
         _check_count("seed", self.seed, 0)
         if self.seed >= 2**63:
             raise InputError(f"seed must be below 2**63, not {self.seed}.")
         _check_number("lr", self.lr, above=0.0)
-        for name in ("weight_decay", "clip"):
+        for name in ("weight_decay", "clip", "sink_weight"):
             _check_number(name, getattr(self, name))
+        if self.sink_weight and self.input_length < 2:
+            raise InputError(f"the sink ratio needs input_length of at least 2, not {self.input_length}.")
         if self.device not in DEVICES:
             raise InputError(f"unknown device {self.device!r}; choose one of {', '.join(DEVICES)}.")
 
