@@ -98,6 +98,15 @@ def test_the_splits_have_their_exact_counts(csv: Path) -> None:
         assert line[1:] == expected
 
 
+def test_a_small_share_is_not_hidden(tmp_path: Path) -> None:
+    values = np.full((600, 60), 50.0)
+    values[580, 3] = 0
+    np.save(tmp_path / "a.npy", values)
+    result = run("info", tmp_path / "a.npy")
+    assert entries(result)["missing"] == "0.003 % of all cells (1 zeros and 0 NaN of 36,000)"
+    assert re.search(r"dcrnn +404  0.00 % +58  0.00 % +115  0.01 %", result.stdout)
+
+
 def test_the_ten_sensors_of_metr_la(metr_la: Path) -> None:
     result = run("info", metr_la / "metr-la-10.h5", "--graph", metr_la / "adj_mx.pkl")
     assert (result.exit_code, result.stderr) == (0, "")

@@ -165,6 +165,7 @@ def frame(path: Path, values: np.ndarray, index: np.ndarray, kind: str, zone: st
         group["axis0"] = group["block0_items"] = np.array(IDS, dtype="S")
         group["axis1"], group["block0_values"] = index, values.astype(np.float32)
         group["axis1"].attrs["kind"] = np.bytes_(kind)
+        group["axis1"].attrs["index_class"] = np.bytes_("period" if kind == "integer" else "datetime")
         if zone is not None:
             group["axis1"].attrs["tz"] = np.bytes_(zone)
     return path
@@ -186,6 +187,40 @@ def test_hdf5_with_times_as_text(tmp_path: Path, values: np.ndarray) -> None:
         tmp_path / "a.h5", values, np.array([str(time) for time in TIMES.astype("datetime64[s]")], "S"), "string"
     )
     same(traffic.read(path), values.astype(np.float32))
+
+
+def test_hdf5_with_days(tmp_path: Path, values: np.ndarray) -> None:
+    days = [date.toordinal() for date in pd.date_range("2016-12-30", periods=ROWS).date]
+    data = traffic.read(frame(tmp_path / "a.h5", values, np.array(days), "date"))
+    assert data.step == np.timedelta64(1, "D")
+    assert str(data.timestamps[2]).startswith("2017-01-01T00:00")
+
+
+@pytest.mark.parametrize(("kind", "shown"), [("integer", "period"), ("timedelta64", "timedelta64")])
+def test_hdf5_with_an_index_that_is_no_time(tmp_path: Path, values: np.ndarray, kind: str, shown: str) -> None:
+    with pytest.raises(InputError, match=f"has a time index of kind '{shown}', which is not read; write it with times"):
+        traffic.read(frame(tmp_path / "a.h5", values, np.arange(ROWS), kind))
+
+
+@pytest.mark.parametrize(
+    ("parts", "kind", "message"),
+    [
+        (("axis0_level0", "axis1", "block0_values"), "frame", "with names of several levels"),
+        (("index", "values"), "series", "with the type 'series'"),
+        (("table",), "frame_table", "with format='table'"),
+    ],
+)
+def test_what_else_pandas_writes(
+    tmp_path: Path, values: np.ndarray, parts: tuple[str, ...], kind: str, message: str
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for part in parts:
+            file[f"df/{part}"] = values
+        file["df"].attrs["pandas_type"] = np.bytes_(kind)
+    with pytest.raises(
+        InputError, match=rf"written by pandas {message} \(key 'df'\); write a plain frame with format='f"
+    ):
+        traffic.read(tmp_path / "a.h5")
 
 
 def test_hdf5_with_objects_or_a_wrong_key(tmp_path: Path, values: np.ndarray) -> None:

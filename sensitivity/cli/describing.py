@@ -76,8 +76,10 @@ def _values(found: Summary) -> Iterator[tuple[str, str]]:
 
 def _missing(found: Summary) -> Iterator[tuple[str, str]]:
     cells = found.valid.size
-    share = 100 * (1 - found.valid.mean())
-    yield "missing", f"{share:.2f} % of all cells ({found.zeros:,} zeros and {found.nans:,} NaN of {cells:,})"
+    yield (
+        "missing",
+        f"{_percent(1 - found.valid.mean())} of all cells ({found.zeros:,} zeros and {found.nans:,} NaN of {cells:,})",
+    )
     if found.gap is not None and found.gap.column is not None:
         yield "gap", f"longest at one sensor: {_run(found, found.gap)}, {found.ids[found.gap.column]}"
     if found.silence is not None:
@@ -125,7 +127,7 @@ def _parts(found: Summary) -> Iterator[str]:
     pad = " " * _LABEL
     yield f"{pad}{'':<12}{'train':>18}{'validation':>18}{'test':>18}"
     for protocol in dict.fromkeys(part.protocol for part in found.parts):
-        cells = (f"{p.windows:,} {100 * p.missing:5.2f} %" for p in found.parts if p.protocol == protocol)
+        cells = (f"{p.windows:,} {_percent(p.missing):>7}" for p in found.parts if p.protocol == protocol)
         yield f"{pad}{protocol:<12}" + "".join(f"{cell:>18}" for cell in cells)
 
 
@@ -134,6 +136,11 @@ def _run(found: Summary, gap: Gap) -> str:
     if found.index is None:
         return steps
     return f"{steps} ({_span(gap.length * found.index.step)}) from {_when(found.timestamps, gap.row)}"
+
+
+def _percent(share: float) -> str:
+    """In per cent with two decimals; with one digit where these would hide that there is something."""
+    return f"{100 * share:.1g} %" if 0 < 100 * share < 0.005 else f"{100 * share:.2f} %"
 
 
 def _span(time: np.timedelta64) -> str:

@@ -60,11 +60,11 @@ def _read(file: Any, key: str | None, channel: int, path: Path) -> Table:
         return _read_table(file[tables[0] if wanted is None else wanted], path)
     if key is None and tables:
         raise InputError(f"{path} holds several tables ({', '.join(sorted(tables))}); choose one with key=.")
-    if (wanted in foreign) or (foreign and not tables and not arrays):
-        name = wanted if wanted in foreign else foreign[0]
+    if wanted in foreign or (foreign and not tables and not arrays):
+        name = wanted if wanted in foreign else next(iter(foreign))
         raise InputError(
-            f"{path} was written by pandas with format='table' (key {name!r}); write it again with format='fixed', "
-            "or as CSV."
+            f"{path} was written by pandas with {foreign[name]} (key {name!r}); write a plain frame with "
+            "format='fixed', or as CSV."
         )
     if arrays and (key is None or wanted in arrays):
         return from_arrays(Members(file, arrays), key, channel, path)
@@ -76,19 +76,22 @@ def _read(file: Any, key: str | None, channel: int, path: Path) -> Table:
     )
 
 
-def _contents(file: Any) -> tuple[list[str], list[str], list[str]]:
-    """Names of the tables in fixed format, of those in pandas' other format, and of plain arrays of numbers."""
+def _contents(file: Any) -> tuple[list[str], dict[str, str], list[str]]:
+    """Names of the tables in fixed format, what else pandas wrote under which name, and names of plain arrays."""
     import h5py
 
     tables: list[str] = ["/"] if set(file) >= _FIXED else []
-    foreign: list[str] = []
+    foreign: dict[str, str] = {}
     arrays: list[str] = []
 
     def visit(name: str, item: Any) -> None:
         if isinstance(item, h5py.Group) and set(item) >= _FIXED:
             tables.append(name)
         elif isinstance(item, h5py.Group) and "table" in item:
-            foreign.append(name)
+            foreign[name] = "format='table'"
+        elif isinstance(item, h5py.Group) and "pandas_type" in item.attrs:
+            several = any(part.startswith(("axis0_level", "axis1_level")) for part in item)
+            foreign[name] = "names of several levels" if several else f"the type {_text(item.attrs['pandas_type'])!r}"
         elif isinstance(item, h5py.Dataset) and (item.ndim in (2, 3) or name in (*TIMES, *IDS)):
             arrays.append(name)
 
@@ -126,7 +129,8 @@ def _times(index: Any, path: Path) -> tuple[np.ndarray | None, str]:
     """Times of the local clock, and the zone if the file names one."""
     if index.dtype.kind in "SO":
         return text_times([_text(value) for value in index[()]], str(path))
-    times = epoch_times(index[()], _text(index.attrs.get("kind", "")), str(path))
+    kind = "period" if _text(index.attrs.get("index_class", "")) == "period" else _text(index.attrs.get("kind", ""))
+    times = epoch_times(index[()], kind, str(path))
     zone = index.attrs.get("tz")
     if times is None or zone is None:
         return times, ""

@@ -15,6 +15,9 @@ _UNITS = {"s": 1e11, "ms": 1e14, "us": 1e17, "ns": float("inf")}
 """Units of integer times since 1970, and the magnitude below which each is meant, where a file does not say."""
 _EARLIEST, _LATEST = np.datetime64("1678-01-01"), np.datetime64("2262-01-01")
 """What datetime64[ns] can hold."""
+_KINDS = r"(date|integer|datetime64.*)?$"
+_UNIX_DAY = 719163
+"""1970-01-01, in days as Python's date.toordinal counts them."""
 _ZONE = re.compile(r"\s*(Z|UTC|[+-]\d{2}(:?\d{2})?)$")
 _TIME = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([ T]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?)?")
 _CHANGE_MONTHS = (3, 4, 9, 10, 11)
@@ -136,6 +139,13 @@ def epoch_times(index: np.ndarray, kind: str, source: str) -> np.ndarray | None:
             f"{source} has a time index of type {index.dtype} and shape {index.shape}; integers since 1970, one for "
             "every row, are expected."
         )
+    if not re.match(_KINDS, kind):
+        raise InputError(
+            f"{source} has a time index of kind {kind!r}, which is not read; write it with times (with pandas: "
+            "frame.to_timestamp(), or frame.index = pandas.DatetimeIndex(...))."
+        )
+    if kind == "date":
+        return _within((index.astype(np.int64) - _UNIX_DAY).astype("datetime64[D]"), source)
     if len(index) == 0 or ("date" not in kind and int(abs(index).max()) < 1e8):
         return None
     named = re.search(r"\[(s|ms|us|ns)\b", kind)
