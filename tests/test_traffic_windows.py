@@ -218,3 +218,11 @@ def test_split_moves_together(city):
     assert moved.test.table is moved.train.table
     assert torch.equal(moved.test[3].inputs, cut.test[3].inputs)
     assert moved.validation.first == cut.validation.first
+
+
+@pytest.mark.parametrize(("part", "rows"), [("train", (0, 615)), ("validation", (595, 705)), ("test", (680, 864))])
+def test_a_part_without_a_valid_target(city, part, rows):
+    mask = city.mask.clone()
+    mask[slice(*rows)] = False
+    with pytest.raises(InputError, match=rf"no valid reading from 2012-03-0.* of the {part} part of the 'dcrnn' split"):
+        traffic.split(dataclasses.replace(city, mask=mask))

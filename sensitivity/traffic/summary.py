@@ -17,7 +17,7 @@ from sensitivity.traffic.index import Regularity, regularity
 from sensitivity.traffic.published import Published, identify
 from sensitivity.traffic.readers import assembled, count_times, open_table
 from sensitivity.traffic.table import Table
-from sensitivity.traffic.windows import PARTS, PROTOCOLS, borders
+from sensitivity.traffic.windows import PARTS, PROTOCOLS, borders, target_rows
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _parts(valid: np.ndarray, input_length: int = 12, horizon: int = 12) -> list
             split = borders(len(valid), protocol, input_length, horizon)
         except InputError:
             continue
-        for name, (first, count) in zip(PARTS, (split.train, split.validation, split.test), strict=False):
-            targets = valid[first + input_length : first + input_length + count + horizon - 1]
-            found.append(Part(protocol, name, count, 1 - float(targets.mean())))
+        for name, part in zip(PARTS, (split.train, split.validation, split.test), strict=False):
+            targets = valid[target_rows(part, input_length, horizon)]
+            found.append(Part(protocol, name, part[1], 1 - float(targets.mean())))
     return found

@@ -190,9 +190,10 @@ def split(
         day_of_week: adds the third input channel.
 
     Raises:
-        InputError: see :func:`borders`; or no valid reading in the training rows.
+        InputError: see :func:`borders`; or a part whose targets hold no valid reading.
     """
     parts = borders(len(traffic.speed), protocol, input_length, horizon)
+    _check_targets(traffic, parts, protocol, input_length, horizon)
     published = protocol == "paper"
     scaler = Scaler.fit(
         traffic.speed[: parts.fitted],
@@ -206,6 +207,24 @@ def split(
         for first, count in (parts.train, parts.validation, parts.test)
     )
     return Split(train, validation, test, scaler, protocol, traffic)
+
+
+def target_rows(part: tuple[int, int], input_length: int, horizon: int) -> slice:
+    """The rows in which the targets of a part's windows lie."""
+    first, count = part
+    return slice(first + input_length, first + input_length + count + horizon - 1)
+
+
+def _check_targets(traffic: Traffic, parts: Borders, protocol: str, input_length: int, horizon: int) -> None:
+    """Refuses a split of which one part could not be scored."""
+    for name, part in zip(PARTS, (parts.train, parts.validation, parts.test), strict=False):
+        rows = target_rows(part, input_length, horizon)
+        if not traffic.mask[rows].any():
+            first, last = traffic.timestamps[[rows.start, rows.stop - 1]].astype("datetime64[m]")
+            raise InputError(
+                f"{traffic.name} has no valid reading from {first} to {last}, where the targets of the {name} part of "
+                f"the {protocol!r} split lie; cut the data to where there are readings."
+            )
 
 
 def inputs(traffic: Traffic, scaler: Scaler, day_of_week: bool = False) -> Float32[Tensor, "time node channel"]:
