@@ -13,12 +13,15 @@ from sensitivity.errors import InputError
 from sensitivity.jacobian import memory as memories
 from sensitivity.jacobian.cotangents import Cotangents
 from sensitivity.jacobian.independence import Trial
+from sensitivity.jacobian.prefixes import SHORTEST
 from sensitivity.jacobian.replicated import Plan
 from sensitivity.jacobian.shared import Shared
 
 Engine = Literal["auto", "replicated", "rows", "vmap", "probes"]
 ENGINES: tuple[str, ...] = get_args(Engine)
-_CACHE = 2**25  # bytes per backward pass beyond which larger batches no longer pay
+_CACHE = 2**26  # bytes that a backward pass runs over, beyond which larger batches no longer pay
+_FACTORS = 2**26  # bytes of the factors of a pointwise end
+_WORTH = 8  # rows per output time from which on it pays to see if shorter sequences will do
 
 
 @dataclass(frozen=True)
@@ -79,19 +82,25 @@ def choose(
     if looping:
         return Plan(1, samples if together > 1 else max(1, min(samples, room // (each + ends))), trial.separate)
     fitting = max(1, (room // together - saved) // (each + ends))
-    wanted = min(fitting, max(1, _CACHE // (each + ends) // together)) if options.chunk is None else options.chunk
+    pace = max(1, _CACHE // (2 * each + ends) // together)
+    wanted = min(fitting, pace) if options.chunk is None else options.chunk
     copies = min(len(cotangents), wanted)
     if options.chunk is None:  # passes of equal size
         copies = math.ceil(len(cotangents) / math.ceil(len(cotangents) / copies))
     group = max(1, min(samples, wanted // copies, room // (saved + (each + ends) * copies)))
-    return Plan(copies, max(group, together), trial.separate, vmapped=shared is not None)
+    if shared is None:
+        return Plan(copies, group)
+    whole = trial.independent and tokens.dtype in (torch.float32, torch.float64)
+    long = trial.length == tokens.shape[1] >= SHORTEST and cotangents.per_query >= _WORTH
+    tail = min(_FACTORS, allowed // 16) if whole and trial.length == tokens.shape[1] else 0
+    return Plan(copies, max(group, together), trial.separate, True, tail, whole and long)
 
 
 def _costs(trial: Trial, shared: Shared | None) -> tuple[int, int, int]:
     """Bytes that are held once, per sample, and per row of a sample."""
     if shared is None:
         return trial.fixed, 0, 2 * trial.per_copy
-    return 0, shared.saved, 4 * shared.widest
+    return 0, 3 * shared.saved, 5 * shared.widest  # the whole sequence, a shorter one, and what is looked at in between
 
 
 def in_words(plan: Plan, cotangents: Cotangents) -> str:

@@ -49,9 +49,10 @@ class FrobeniusMaps:
         queries = self.cotangents.query(chunk.rows)
         squares = chunk.gradients.to(torch.float64, copy=True).square_().sum(dim=-1)  # torch's norms convert far slower
         check_finite(squares, chunk, queries, self.like)
-        self.squares[chunk.samples].index_add_(1, queries, squares)
+        keys = slice(0, squares.shape[-1])
+        self.squares[chunk.samples, :, keys].index_add_(1, queries, squares)
         if self.fourths is not None:
-            self.fourths[chunk.samples].index_add_(1, queries, squares.square())
+            self.fourths[chunk.samples, :, keys].index_add_(1, queries, squares.square())
         if self.diagonal is not None and self.times is not None:
             index = torch.arange(len(queries), device=queries.device)
             moved = chunk.gradients[:, index, self.times[queries]] - self.residual * chunk.vectors
@@ -100,7 +101,7 @@ class SpectralMaps:
                 self._finish(chunk.samples, query, torch.cat(self.waiting.pop((chunk.samples.start, query)), dim=1))
 
     def _finish(self, samples: slice, query: int, blocks: Float[Tensor, "sample out key in"]) -> None:
-        self.total[samples, query] = largest_singular_value(blocks.transpose(1, 2))
+        self.total[samples, query, : blocks.shape[2]] = largest_singular_value(blocks.transpose(1, 2))
         if self.diagonal is not None and self.times is not None:
             identity = self.residual * torch.eye(blocks.shape[1], dtype=self.dtype, device=blocks.device)
             self.diagonal[samples, query] = largest_singular_value(blocks[:, :, self.times[query]] - identity)
@@ -134,7 +135,7 @@ class Blocks:
         """Puts the rows into their places."""
         queries = self.cotangents.query(chunk.rows)
         check_finite(chunk.gradients.abs().amax(dim=-1), chunk, queries, self.like)
-        part = self.blocks[chunk.samples]
+        part = self.blocks[chunk.samples, :, : chunk.gradients.shape[2]]
         part[:, queries, :, chunk.rows % self.cotangents.per_query] = chunk.gradients.transpose(0, 1)
 
 

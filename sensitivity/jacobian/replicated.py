@@ -8,8 +8,7 @@ and never with the size of the Jacobian.
 
 from __future__ import annotations
 
-import contextlib
-import warnings
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,10 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sensitivity.jacobian.cotangents import Cotangents
-from sensitivity.jacobian.independence import explained
-from sensitivity.jacobian.recurrent import Recurrences
-from sensitivity.jacobian.shared import vmapped
-from sensitivity.jacobian.state import random_state, set_random_state
+from sensitivity.jacobian.graphs import Graph
+from sensitivity.jacobian.prefixes import stretches
 
 Function = Callable[[Tensor], Tensor]
 
@@ -34,7 +31,7 @@ class Rows(NamedTuple):
         samples: which samples, a slice of the batch.
         rows: which rows, as :class:`Cotangents` numbers them.
         vectors: their cotangents.
-        gradients: the rows themselves.
+        gradients: the rows themselves, up to some key; they are zero after it.
     """
 
     samples: slice
@@ -52,99 +49,53 @@ class Plan:
         group: samples per forward pass.
         separate: whether samples can share a backward pass; otherwise each takes its own, over the true batch.
         vmapped: whether the copies share one forward pass and the backward pass is vmapped.
+        tail: bytes for the factors of a pointwise end of the function; 0 to look for none.
+        prefixes: whether to see if shorter sequences will do, as in a causal function.
     """
 
     copies: int
     group: int
     separate: bool = True
     vmapped: bool = False
+    tail: int = 0
+    prefixes: bool = False
 
 
 def stream(
     function: Function, tokens: Float[Tensor, "sample time in"], cotangents: Cotangents, plan: Plan
 ) -> Iterator[Rows]:
-    """Yields every row of every sample's own Jacobian.
+    """Yields every row of every sample's own Jacobian; keys that it cannot depend on may be left off at the end.
 
     Raises:
         InputError: the function uses reentrant checkpointing.
     """
     for start in range(0, tokens.shape[0], plan.group):
         samples = slice(start, min(start + plan.group, tokens.shape[0]))
-        graph = _Graph(function, tokens[samples], plan)
-        for rows in torch.arange(len(cotangents), device=tokens.device).split(plan.copies):
-            vectors = cotangents.vectors(rows, graph.output)
-            for place in graph.places():
-                gradients = graph.rows(cotangents.query(rows), vectors, place)
-                yield Rows(_shift(place, samples), rows, vectors, gradients)
-        del graph  # before the next group's is built
+        for begin, end, graph in _parts(function, tokens[samples], plan):
+            end = min(end, cotangents.queries)
+            every = torch.arange(begin * cotangents.per_query, end * cotangents.per_query, device=tokens.device)
+            for rows in every.chunk(math.ceil(len(every) / plan.copies)):
+                vectors = cotangents.vectors(rows, graph.output)
+                for place in _places(samples, plan.separate):
+                    gradients = graph.rows(cotangents.query(rows), vectors, place)
+                    yield Rows(slice(start + place.start, start + place.stop), rows, vectors, gradients)
+            del graph  # before the next one is made
 
 
-def _shift(place: slice, samples: slice) -> slice:
-    return slice(samples.start + place.start, samples.start + place.stop)
+def _parts(function: Function, tokens: Tensor, plan: Plan) -> Iterator[tuple[int, int, Graph]]:
+    """Ranges of output times with the graphs of their rows; the last range is open."""
+
+    def graph(length: int) -> Graph:
+        return Graph(function, tokens[:, :length], plan.copies, plan.vmapped, plan.tail)
+
+    whole = graph(tokens.shape[1])
+    if plan.prefixes:
+        yield from stretches(whole, graph, plan.copies)
+    else:
+        yield 0, whole.output.shape[1], whole
 
 
-class _Graph:
-    """One forward pass, kept for many backward passes; run again where the function frees it."""
-
-    def __init__(self, function: Function, tokens: Tensor, plan: Plan) -> None:
-        self.function = function
-        self.plan = plan
-        self.samples = tokens.shape[0]
-        self.copies = 1 if plan.vmapped else plan.copies
-        self.tokens = tokens.detach()
-        self.reusable = True
-        self.random = random_state()
-        self.forward()
-
-    def forward(self) -> None:
-        self.leaf = self.tokens.repeat(self.copies, 1, 1).requires_grad_(True)
-        with Recurrences() if self.plan.vmapped else contextlib.nullcontext():
-            self.output = self.function(self.leaf.clone())
-
-    def places(self) -> list[slice]:
-        """Which samples share a backward pass."""
-        if self.plan.separate:
-            return [slice(0, self.samples)]
-        return [slice(sample, sample + 1) for sample in range(self.samples)]
-
-    def rows(self, queries: Tensor, vectors: Tensor, place: slice) -> Float[Tensor, "sample row key in"]:
-        count, (_, length, out) = len(queries), self.output.shape
-        copies = count if self.plan.vmapped else self.copies
-        cotangent = self.output.new_zeros(copies, self.samples, length, out)
-        index = torch.arange(count, device=queries.device)
-        cotangent[index, place, queries] = vectors[:, None, :]
-        gradient = self._backward(cotangent)
-        return gradient.reshape(copies, self.samples, *self.tokens.shape[1:])[:count, place].transpose(0, 1)
-
-    def _backward(self, cotangent: Tensor) -> Tensor:
-        if not self.output.requires_grad:
-            return cotangent.new_zeros(*cotangent.shape[:2], *self.tokens.shape[1:])
-        flat = cotangent if self.plan.vmapped else cotangent.flatten(0, 1)
-        try:
-            return self._differentiate(flat)
-        except RuntimeError as error:
-            if "second time" not in str(error):
-                raise explained(error) from error
-        self.reusable = False
-        return self._differentiate(flat)
-
-    def _differentiate(self, cotangent: Tensor) -> Tensor:
-        if not self.reusable:
-            set_random_state(self.random)  # a random function keeps its one draw
-            self.forward()
-        cotangent = cotangent.to(self.output.dtype)
-        if self.plan.vmapped:
-            with _quiet():
-                return vmapped(self.output, self.leaf, cotangent, self.reusable)
-        (gradient,) = torch.autograd.grad(
-            self.output, self.leaf, cotangent, retain_graph=self.reusable, allow_unused=True
-        )
-        return torch.zeros_like(self.leaf) if gradient is None else gradient
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps torch from warning that vmap loops over an operation, which is slow but right."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*batching rule.*")
-        yield
+def _places(samples: slice, separate: bool) -> list[slice]:
+    """Which samples of a group share a backward pass."""
+    count = samples.stop - samples.start
+    return [slice(0, count)] if separate else [slice(sample, sample + 1) for sample in range(count)]
