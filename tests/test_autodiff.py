@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from sensitivity.errors import InputError, RunError, SensitivityWarning
 from sensitivity.jacobian.autodiff import blocks, norm_maps
+from sensitivity.jacobian.guard import measuring
 
 TOKENS = draw(3, LENGTH, DIM)
 
@@ -420,3 +421,36 @@ def test_a_random_function_that_frees_its_graph_keeps_its_draw():
     drawn = blocks(function, TOKENS, stochastic=True)
     assert drawn.any()
     assert torch.equal(drawn[..., 0, :], drawn[..., 1, :])
+
+
+# -- threads, devices --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("engine", ["auto", "replicated", "rows"])
+def test_threads_are_the_callers(threads, engine):
+    model, before, seen = build("gru"), torch.get_num_threads(), []
+
+    def function(tokens: Tensor) -> Tensor:
+        seen.append(torch.get_num_threads())
+        return model(tokens)
+
+    torch.set_num_threads(threads)
+    try:
+        norm_maps(function, TOKENS, engine=engine)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {threads}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("engine", ["auto", "replicated", "rows"])
+@pytest.mark.parametrize("name", MODELS)
+def test_gpu_gives_the_same_numbers(name, engine):
+    model = build(name)
+    expected = norm_map(getattr(model, "plain", model), TOKENS)
+    with measuring(model.cuda()):
+        maps = norm_maps(model, TOKENS.cuda(), engine=engine)
+    assert maps.total.device.type == "cuda"
+    assert_close(maps.total.cpu(), expected, "maps")

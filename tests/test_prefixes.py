@@ -10,6 +10,7 @@ from tolerances import assert_close
 from torch import Tensor, nn
 
 from sensitivity.jacobian.autodiff import blocks, norm_maps
+from sensitivity.jacobian.guard import measuring
 from sensitivity.jacobian.prefixes import SHORTEST
 from sensitivity.models import ConvolutionEncoder
 
@@ -172,3 +173,14 @@ def test_budget_holds_on_prefixes():
     tight = norm_maps(model, TOKENS, memory=2**20)
     assert tight.engine.endswith(WORDS)
     assert_close(tight.total, norm_map(model, TOKENS), "maps")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("name", CAUSAL)
+def test_gpu_gives_the_same_numbers(name):
+    model = seeded(CAUSAL[name])
+    expected = norm_map(model, TOKENS)
+    with measuring(model.cuda()):
+        maps = norm_maps(model, TOKENS.cuda())
+    assert maps.engine.endswith(WORDS)
+    assert_close(maps.total.cpu(), expected, "maps")
