@@ -7,13 +7,13 @@ the layer's weights times factors of the gates, so that they cost next to nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_HELD = 2**24  # bytes of step Jacobians that are made at once
+_HELD = 2**23  # bytes of step Jacobians that are made at once, and kept if they are all
 
 Factors = Sequence[Float[Tensor, "sample time unit"]]
 
@@ -30,6 +30,7 @@ class Steps:
         features: features of the input.
         cells: for an LSTM, how much of the cell the output shows, and how much the cell keeps, a step.
         projection: for an LSTM whose output is projected, the weight.
+        kept: all step Jacobians, if they are small, for the next rows.
     """
 
     factors: Factors
@@ -38,6 +39,12 @@ class Steps:
     features: int
     cells: tuple[Tensor, Tensor] | None = None
     projection: Tensor | None = None
+    kept: list[Tensor] = field(default_factory=list)
+
+    @property
+    def width(self) -> int:
+        """Features of the state."""
+        return self.out + (0 if self.cells is None else self.cells[0].shape[-1])
 
     def pulled_back(
         self, output: Float[Tensor, "row sample time out"] | None, cell: Float[Tensor, "row sample unit"] | None = None
@@ -50,8 +57,7 @@ class Steps:
         """
         rows = len(output if output is not None else cell if cell is not None else ())
         like, (samples, length) = self.factors[0], self.factors[0].shape[:2]
-        width = self.out + (0 if self.cells is None else self.cells[0].shape[-1])
-        state = like.new_zeros(samples, rows, width)
+        state = like.new_zeros(samples, rows, self.width)
         shown, hidden = state[..., : self.out], state[..., self.out :]
         if cell is not None:
             hidden.copy_(cell.transpose(0, 1))
@@ -72,13 +78,15 @@ class Steps:
 
     def _backwards(self) -> Iterator[tuple[int, Float[Tensor, "sample state outin"]]]:
         """Times and their step Jacobians, the last step first; a stretch of times is made at once."""
-        length = self.factors[0].shape[1]
-        one = self.jacobians([value[:, :1] for value in self.factors])
-        stretch = max(1, _HELD // (one.numel() * one.element_size()))
+        samples, length = self.factors[0].shape[:2]
+        each = samples * self.width * (self.out + self.features) * self.factors[0].element_size()
+        stretch = max(1, _HELD // each)
         for begin in reversed(range(0, length, stretch)):
-            made = self.jacobians([value[:, begin : begin + stretch] for value in self.factors])
-            for time in reversed(range(made.shape[1])):
-                yield begin + time, made[:, time]
+            made = self.kept or [self.jacobians([value[:, begin : begin + stretch] for value in self.factors])]
+            if stretch >= length:
+                self.kept[:] = made
+            for time in reversed(range(made[0].shape[1])):
+                yield begin + time, made[0][:, time]
 
 
 def lstm(tokens: Tensor, output: Tensor, bias: bool, weights: Sequence[Tensor], start: Sequence[Tensor]) -> Steps:
