@@ -21,7 +21,7 @@ from rich.console import Console
 from sensitivity import SoftmaxAttention, checkpoint, measure
 from sensitivity.cli import commands
 from sensitivity.cli.measuring import table
-from sensitivity.models import Forecaster, variant_diagonal
+from sensitivity.models import Forecaster, STAEformer, variant_diagonal
 from sensitivity.sweep import RandomTokens, Sweep, sweep
 from sensitivity.traffic import describe, sequences, split, synthetic_city, write
 
@@ -542,3 +542,16 @@ def test_a_regularised_model_with_days_is_measured_at_the_tokens_that_it_has(tmp
         assert float(statistics["sink_ratio"]) == pytest.approx(expected.sink_ratio(), rel=1e-4)
         residual_norm = float(expected.mean("residual").diagonal().mean())
         assert float(statistics["diagonal_residual"]) == pytest.approx(residual_norm, rel=1e-5)
+
+
+def test_a_model_with_a_table_of_steps_says_what_stands_in_beyond_it(tmp_path: Path) -> None:
+    model = STAEformer(3, dim=8, depth=1, heads=2, feed_forward=8)
+    path = kept_checkpoint(tmp_path / "ckpt.pt", model)
+    common = ("--model", str(path), "--samples", "2", "--out")
+    longer = run(*common, str(tmp_path / "longer"), "--lengths", "6,12,24,48")
+    assert longer.exit_code == 0, longer.stderr
+    text = " ".join(longer.stdout.split())
+    assert "table of embeddings has 12 steps: at longer inputs, all steps further back share its first" in text
+    assert "1 attention layer of ckpt.pt (STAEformer)" in text
+    shorter = run(*common, str(tmp_path / "shorter"), "--lengths", "3,6,9,12")
+    assert "table of embeddings" not in shorter.stdout

@@ -126,6 +126,14 @@ class STAEformer(nn.Module):
         self.spatial = nn.ModuleList(self._layer(NodeAttention(dim, heads, dropout)) for _ in range(depth))
         self.readout = nn.Linear(input_length * dim, horizon)
 
+    @property
+    def beyond(self) -> str:
+        """What stands in for training at inputs that are longer than it."""
+        return (
+            f"the model's table of embeddings has {self.input_length} steps: at longer inputs, all steps further back "
+            "share its first"
+        )
+
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> STAEformer:
         """A fresh model from ``.config``.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from sensitivity import checkpoint
 from sensitivity.attention import SoftmaxAttention
@@ -136,7 +137,7 @@ def of_model(
         settings=settings,
         provenance=_provenance(arguments, lengths, norm, seed, samples, dtype) | {"model": named, "data": described},
         headline=_headline(named, traffic, samples, sensors, len(names)),
-        notes=[*loaded.notes, *notes, *more],
+        notes=[*loaded.notes, *notes, *more, *_beyond(loaded.model, lengths[-1], trained)],
     )
 
 
@@ -198,6 +199,12 @@ def _headline(named: dict[str, Any], traffic: Traffic, samples: int, sensors: in
         f"{many} of {named['file']} ({named['kind']}) on {traffic.name}",
         f"{samples} test windows x {some} sensors at every length; intervals over windows",
     ]
+
+
+def _beyond(model: nn.Module, longest: int, trained: int) -> list[str]:
+    """What a model says about inputs longer than those of its training, where it has something to say."""
+    told = getattr(model, "beyond", None)
+    return [told] if longest > trained and isinstance(told, str) else []
 
 
 def _data(traffic: Traffic) -> dict[str, Any]:
