@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from benchmarks import child, growth, page, record, rivals, run, timing
 from benchmarks.figures import FIGURES
-from benchmarks.sections import SECTIONS
+from benchmarks.sections import SECTIONS, Section
 from benchmarks.subjects import attention, model, single, tokens
 from benchmarks.tables import Findings, Table, Target, shown
 from benchmarks.timing import interleaved, ratio, spread
@@ -56,6 +56,17 @@ def test_every_section_is_kept_by_itself(tmp_path: Path, capsys: pytest.CaptureF
     text = (tmp_path / "benchmarks.md").read_text("utf-8")
     titles = [section.title for name, section in SECTIONS.items() if name not in record.read(tmp_path)]
     assert f"Not measured yet: {', '.join(titles)}." in text
+
+
+def test_a_section_that_fails_does_not_take_the_others_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> Findings:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setitem(SECTIONS, "memory", Section("Memory", "", fails))
+    monkeypatch.setitem(SECTIONS, "start-up", Section("Start-up", "", lambda: Findings([])))
+    with pytest.raises(SystemExit, match="failed: memory; the others are kept"):
+        run.main(["--only", "memory,start-up", "--threads", "1", "--out", str(tmp_path)])
+    assert set(record.read(tmp_path)) == {"start-up"}
 
 
 def test_only_the_sections_that_are_missing(tmp_path: Path) -> None:

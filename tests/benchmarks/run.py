@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,16 @@ def main(words: list[str] | None = None) -> None:
     options = parsed(words)
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of child processes
     torch.set_num_threads(options.threads)
+    failed = []
     for name in options.only:
-        measure(name, options)
+        try:
+            measure(name, options)
+        except Exception:  # the other sections are worth their minutes all the same
+            traceback.print_exc()
+            failed.append(name)
     write(options.out)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}; the others are kept")
 
 
 def parsed(words: list[str] | None) -> argparse.Namespace:
