@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from oracles import dense_jacobian, draw
 from tolerances import assert_close
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from sensitivity import SoftmaxAttention, measure
 from sensitivity.errors import InputError, RunError
@@ -123,6 +124,20 @@ def test_recording_leaves_nothing_behind() -> None:
     with pytest.raises(RuntimeError, match="stop"), sink.recording():
         raise RuntimeError("stop")
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_its_share_of_the_operations_of_a_step() -> None:
+    """As the page about regularisers says."""
+    model, counts = Forecaster(10, dim=32, depth=3, heads=4), []
+    sink = SinkPenalty(model, 0.1, 8)
+    inputs = torch.rand(128, 12, 10, 2, generator=torch.Generator().manual_seed(0))
+    for term in (lambda: 0.0, sink):
+        with FlopCounterMode(display=False) as counter:
+            with sink.recording():
+                loss = model(inputs).abs().mean()
+            (loss + term()).backward()
+        counts.append(counter.get_total_flops())
+    assert counts[1] / counts[0] == pytest.approx(1.06, abs=0.005)
 
 
 def test_what_it_refuses() -> None:
