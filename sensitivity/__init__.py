@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sensitivity.attention import SoftmaxAttention
+    from sensitivity.diagnosis import diagnose
     from sensitivity.errors import InputError, RunError, SensitivityError, SensitivityWarning
     from sensitivity.measure import blocks, measure
     from sensitivity.result import SensitivityMap, SensitivityStatistics
@@ -22,6 +23,7 @@ __all__ = [
     "SensitivityWarning",
     "SoftmaxAttention",
     "blocks",
+    "diagnose",
     "measure",
 ]
 __version__ = "0.1.0"
@@ -35,6 +37,7 @@ _HOMES = {
     "SensitivityWarning": "errors",
     "SoftmaxAttention": "attention",
     "blocks": "measure",
+    "diagnose": "diagnosis",
     "measure": "measure",
 }
 _ROOMS = (

@@ -19,6 +19,7 @@ FLOORS = (
     {"target", "collecting", "bounds", "checkpoint"},
     {"backends"},
     {"measure"},
+    {"diagnosis"},
     {"sweep", "training"},
     {"plot"},
     {"report", "reproduction"},

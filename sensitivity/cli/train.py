@@ -14,7 +14,7 @@ from sensitivity.cli.training_options import given, training_options
 
 _VARIANTS = ["none", "no-residual", "mask", "dropout", "penalty", "learned-penalty", "length-penalty", "gate",
              "sink-penalty"]  # fmt: skip
-_PLACE = ("out", "resume", "device", "tensorboard")
+_PLACE = ("out", "resume", "device", "tensorboard", "diagnose_every")
 
 
 @click.command(name="train")
@@ -24,6 +24,10 @@ _PLACE = ("out", "resume", "device", "tensorboard")
 @seed_option()
 @click.option("--out", required=True, metavar="DIR", help="Folder of the run.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out from its last completed epoch.")
+@click.option("--devices", type=int, default=1, show_default=True, help="Processes that share every batch, each on a "
+              "device of its own, or on the CPU.")  # fmt: skip
+@click.option("--diagnose-every", type=int, default=0, metavar="EPOCHS", help="Look at the attention layers every "
+              "so many epochs, and write DIR/diagnostics.csv.")  # fmt: skip
 @click.option("--tensorboard", is_flag=True, help="Also write a TensorBoard log.")
 @click.pass_context
 def command(ctx: click.Context, **options: Any) -> None:
@@ -47,10 +51,21 @@ def _notes(metrics: dict[str, Any], out: Path) -> str:
             "MAE and RMSE in mph, MAPE in %.",
             f"data: {data['name']}, protocol {data['protocol']}, {metrics['windows']['test']} test windows",
             f"best epoch: {metrics['best_epoch']} of {metrics['epochs']} (validation MAE {validation:.3f})",
+            *_unusual(metrics),
             f"model: {metrics['parameters']} parameters; {speed:.0f} training windows per second",
             f"wrote: {out / 'ckpt.pt'}, {out / 'metrics.json'}",
         ]
     )
+
+
+def _unusual(metrics: dict[str, Any]) -> list[str]:
+    """What a reader of the table must know of the arithmetic and of the published quirks."""
+    if metrics["quirks"]:
+        return [f"as published: {', '.join(metrics['quirks'])}"]
+    precision = metrics["precision"]
+    if precision["training"] == precision["evaluation"]:
+        return []
+    return [f"precision: {precision['training']} in training, float32 in validation and test"]
 
 
 def _settings(ctx: click.Context, options: dict[str, Any]) -> Any:

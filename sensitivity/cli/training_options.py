@@ -67,5 +67,10 @@ def _options(protocol: str) -> list[Any]:
                "--variant sink-penalty, else 0]"),
         option("--sink-sequences", type=int, default=8, show_default=True, help="Sequences of a step that the sink "
                "ratio is taken of."),
+        option("--precision", type=click.Choice(["32", "bf16"]), default="32", show_default=True,
+               help="Arithmetic of the network in training; the loss and all scores are in float32."),
+        option("--as-published", is_flag=True, help="Train with every quirk of the published code: loss and scores in "
+               "bf16, last weights tested, validation averaged over batches, zeros in the scaler, shared dropout of "
+               "diagonal logits."),
         device_option(),
     ]

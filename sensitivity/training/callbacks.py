@@ -49,18 +49,22 @@ class Keeper(Checkpoint):
         better = mae < self.best["mae"]
         if better:
             self.best = {"epoch": epoch, "mae": mae, "weights": copied(pl_module.model)}
+        if trainer.is_global_zero:
+            self._write(trainer, pl_module)
+            if better:
+                self.improved(epoch, mae)
+        trainer.should_stop = trainer.should_stop or self.exhausted
+
+    def _write(self, trainer: Trainer, pl_module: Any) -> None:
         self.folder.write_state(
             {
-                "epoch": epoch,
+                "epoch": len(self.history),
                 "weights": copied(pl_module.model),
                 "optimizer": trainer.optimizers[0].state_dict(),
                 "best": self.best,
                 "history": self.history,
             }
         )
-        if better:
-            self.improved(epoch, mae)
-        trainer.should_stop = trainer.should_stop or self.exhausted
 
 
 class EpochProgress(Callback):

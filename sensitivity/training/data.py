@@ -58,23 +58,39 @@ def mixed(seed: int, *parts: int) -> int:
 class WindowLoader:
     """Batches of windows, each gathered by one index operation on the tables; the last one is smaller, never padded.
 
-    The order is a function of the seed and the epoch alone, so an epoch can be repeated after an interruption.
+    The order is a function of the seed and the epoch alone, so an epoch can be repeated after an interruption. Where
+    several processes share a training, every batch is dealt out among them; a process that gets no window of a batch
+    gets one whose targets are all masked, which counts nowhere, so that all take the same number of steps.
 
     Args:
         windows: of one part of a split, on the device that the batches shall be on.
-        size: windows in a batch.
+        size: windows in a batch, over all processes together.
         seed: of the order; None for the order of time.
         epoch: tells the number of the epoch that begins; asked when the first batch is.
+        share: number of this process, and of all processes.
     """
 
     def __init__(
-        self, windows: Windows, size: int, seed: int | None = None, epoch: Callable[[], int] = lambda: 0
+        self,
+        windows: Windows,
+        size: int,
+        seed: int | None = None,
+        epoch: Callable[[], int] = lambda: 0,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
-        self.windows, self.size, self.seed, self.epoch = windows, size, seed, epoch
+        self.windows, self.size, self.seed, self.epoch, self.share = windows, size, seed, epoch, share
 
     def __len__(self) -> int:
         return -(-len(self.windows) // self.size)
 
     def __iter__(self) -> Iterator[Window]:
         generator = None if self.seed is None else torch.Generator().manual_seed(mixed(self.seed, self.epoch(), 1))
-        yield from self.windows.batches(self.size, generator)
+        count, (rank, ranks) = len(self.windows), self.share
+        order = torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
+        for chunk in order.split(self.size):
+            mine = chunk[rank::ranks]
+            yield self.windows.batch(mine) if len(mine) else _masked(self.windows.batch(chunk[:1]))
+
+
+def _masked(window: Window) -> Window:
+    return window._replace(mask=torch.zeros_like(window.mask))

@@ -8,11 +8,12 @@ from torch import nn
 from sensitivity.models.naive import forecasts
 from sensitivity.traffic import Scaler, Split, Windows
 from sensitivity.training.metrics import MaskedMetrics, Scores, score
+from sensitivity.training.precision import autocast
 
 BATCH = 512
 
 
-def evaluate(model: nn.Module, scaler: Scaler, windows: Windows, size: int = BATCH) -> Scores:
+def evaluate(model: nn.Module, scaler: Scaler, windows: Windows, size: int = BATCH, precision: str = "32") -> Scores:
     """Errors of the model over all ``windows`` at once, in evaluation mode; the mode is put back after.
 
     Args:
@@ -20,6 +21,7 @@ def evaluate(model: nn.Module, scaler: Scaler, windows: Windows, size: int = BAT
         scaler: from z-scores to mph.
         windows: on the model's device.
         size: windows in a forward pass; the result does not depend on it.
+        precision: of the network, ``32`` or ``bf16``.
 
     Raises:
         RunError: a forecast that is not finite, or no valid target at all.
@@ -29,7 +31,9 @@ def evaluate(model: nn.Module, scaler: Scaler, windows: Windows, size: int = BAT
     try:
         with torch.no_grad():
             for window in windows.batches(size):
-                metrics.update(scaler.inverse(model(window.inputs).float()), window.target, window.mask)
+                with autocast(window.inputs.device.type, precision):
+                    scaled = model(window.inputs)
+                metrics.update(scaler.inverse(scaled.float()), window.target, window.mask)
     finally:
         model.train(training)
     return metrics.compute()

@@ -26,7 +26,9 @@ class RunFolder:
     ``log.csv``
         one line for every completed epoch.
     ``ckpt.pt``
-        the best model so far; at the end, with its test scores.
+        the best model so far; at the end, the tested one with its scores.
+    ``diagnostics.csv``
+        statistics of the attention layers, if they were asked for.
     ``metrics.json``
         the scores; its presence says that the run is complete.
 
@@ -38,6 +40,7 @@ class RunFolder:
         self.path = path
         self.settings, self.state, self.log = path / "settings.json", path / "last.ckpt", path / "log.csv"
         self.checkpoint, self.metrics = path / "ckpt.pt", path / "metrics.json"
+        self.diagnostics = path / "diagnostics.csv"
 
     def begin(self, settings: Settings, data: dict[str, Any]) -> None:
         """Claims the folder for a new run.
@@ -83,9 +86,9 @@ class RunFolder:
         Raises:
             InputError: naming the first setting that differs.
         """
-        stored, _ = self.read_settings()
+        stored = Settings.from_identity(self.read_settings()[0]).identity()  # an earlier release wrote fewer settings
         for name, value in settings.identity().items():
-            if stored.get(name, value) != value:
+            if stored[name] != value:
                 raise InputError(
                     f"the run in {self.path} has {name}={stored[name]!r}, so it cannot be resumed with {value!r}; "
                     "leave the option out, or start a new run in another --out."
@@ -114,7 +117,7 @@ class RunFolder:
         buffer = io.BytesIO()
         torch.save({"format": STATE, **state}, buffer)
         write_bytes(self.state, buffer.getvalue())
-        write_text(self.log, _csv(state["history"]))
+        write_text(self.log, csv_text(state["history"]))
 
     def write_metrics(self, metrics: dict[str, Any]) -> None:
         """Writes the scores."""
@@ -125,7 +128,8 @@ def _json(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def _csv(rows: list[dict[str, Any]]) -> str:
+def csv_text(rows: list[dict[str, Any]]) -> str:
+    """Rows as CSV, with a header of all their names; empty where a row lacks one."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")

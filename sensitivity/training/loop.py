@@ -19,6 +19,7 @@ from sensitivity.errors import InputError, SensitivityWarning
 from sensitivity.traffic import Split
 from sensitivity.training.data import WindowLoader
 from sensitivity.training.evaluate import BATCH
+from sensitivity.training.ranks import check_devices, processes_end, rank
 from sensitivity.training.settings import Settings
 
 _INSTALL = "run pip install 'attention-sensitivity[train]'"
@@ -64,10 +65,13 @@ def run_epochs(settings: Settings, module: Any, parts: Split, callbacks: Sequenc
     from lightning.pytorch import Trainer
 
     device = choose_device(settings.device)
-    with quiet(), _sigint_stays():
+    check_devices(device, settings.devices)
+    with quiet(), _sigint_stays(), processes_end():
         trainer = Trainer(
             accelerator=device.type,
-            devices=1,
+            devices=settings.devices,
+            strategy="ddp" if settings.devices > 1 else "auto",
+            use_distributed_sampler=False,
             max_epochs=settings.epochs,
             gradient_clip_val=settings.clip,
             callbacks=list(callbacks),
@@ -79,10 +83,12 @@ def run_epochs(settings: Settings, module: Any, parts: Split, callbacks: Sequenc
         )
         epochs: Any = trainer.fit_loop.epoch_progress.current
         epochs.processed = epochs.completed = done
-        there = parts.to(device)
-        train = WindowLoader(there.train, settings.batch_size, settings.seed, epoch=lambda: trainer.current_epoch)
+        there = parts.to(trainer.strategy.root_device)
+        share = rank(settings.devices), settings.devices
+        train = WindowLoader(there.train, settings.batch_size, settings.seed, lambda: trainer.current_epoch, share)
+        size = settings.batch_size if settings.as_published else BATCH
         try:
-            trainer.fit(module, train, WindowLoader(there.validation, BATCH))
+            trainer.fit(module, train, WindowLoader(there.validation, size, share=share))
         except SystemExit:  # how Lightning leaves on Ctrl-C and on a request to terminate
             if not trainer.interrupted:
                 raise

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sensitivity.errors import InputError, RunError, SensitivityWarning
 from sensitivity.traffic import Windows
+from sensitivity.training.ranks import summed
 
 HORIZONS = (3, 6, 12)
 """Steps that are reported on their own, counted from 1: 15, 30 and 60 minutes of METR-LA."""
@@ -89,6 +90,11 @@ class MaskedMetrics:
             raise InputError(f"metrics with MAPE floors of {self.floor:g} and {other.floor:g} mph cannot be merged.")
         if other._sums is not None:
             self._sums = other._sums if self._sums is None else self._sums + other._sums.to(self._sums.device)
+
+    def reduce(self) -> None:
+        """Adds what the accumulators of the other ranks have seen; every rank then holds the sums of all."""
+        if self._sums is not None:
+            self._sums = summed(self._sums)
 
     @property
     def count(self) -> int:

@@ -7,19 +7,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sensitivity import checkpoint
-from sensitivity.errors import InputError
+from sensitivity.errors import InputError, RunError
 from sensitivity.models import Forecaster, STAEformer, variant_diagonal
 from sensitivity.traffic import Split, Traffic, describe, reopen, split
 from sensitivity.training.data import mixed, open_traffic
 from sensitivity.training.evaluate import evaluate, naive_scores
 from sensitivity.training.folder import RunFolder
-from sensitivity.training.loop import choose_device, require_lightning, run_epochs
+from sensitivity.training.loop import Interrupted, choose_device, require_lightning, run_epochs
+from sensitivity.training.ranks import check_devices, rank
 from sensitivity.training.settings import Settings
 
 Model = Forecaster | STAEformer
@@ -68,17 +70,29 @@ def fit(
         Interrupted: Ctrl-C; what is needed to resume is in the folder.
     """
     require_lightning()
-    choose_device(settings.device)
+    check_devices(choose_device(settings.device), settings.devices)
     folder = RunFolder(settings.folder)
-    traffic = _traffic(settings, folder, traffic)
-    parts = split(traffic, settings.protocol, settings.input_length, settings.horizon, day_of_week=settings.day_of_week)
+    first = rank(settings.devices) == 0
+    traffic = _traffic(settings, folder, traffic, new=first and not settings.resume)
+    parts = _split(settings, traffic)
     with _forked_rng():
         torch.manual_seed(mixed(settings.seed, 0))
         run = _Run(settings, folder, build_model(settings, traffic), parts)
+        if not first:
+            _accompany(run)
         if not settings.resume:
             folder.begin(settings, describe(traffic))
-        best = run.train(callbacks, progress)
-    return run.finish(best)
+        trained = run.train(callbacks, progress)
+    return run.finish(trained)
+
+
+def _accompany(run: _Run) -> NoReturn:
+    """The training as another rank than the first sees it: it ends with the last epoch, and what fails is said once."""
+    try:
+        run.train((), progress=False)
+    except (RunError, Interrupted):
+        raise SystemExit(1) from None
+    raise SystemExit(0)
 
 
 def build_model(settings: Settings, traffic: Traffic) -> Model:
@@ -112,10 +126,22 @@ def build_model(settings: Settings, traffic: Traffic) -> Model:
     return STAEformer(**options, steps_per_day=max(1, round(_DAY / traffic.step)))
 
 
-def _traffic(settings: Settings, folder: RunFolder, traffic: Traffic | None) -> Traffic:
+def _split(settings: Settings, traffic: Traffic) -> Split:
+    return split(
+        traffic,
+        settings.protocol,
+        settings.input_length,
+        settings.horizon,
+        day_of_week=settings.day_of_week,
+        zeros=True if settings.as_published else None,
+    )
+
+
+def _traffic(settings: Settings, folder: RunFolder, traffic: Traffic | None, new: bool) -> Traffic:
     """The run's data; a resumed run gets exactly the data that it began with."""
-    if not settings.resume:
+    if new:
         folder.refuse_existing()
+    if not settings.resume:
         return open_traffic(settings.data, settings.graph) if traffic is None else traffic
     folder.check_same(settings)
     _, description = folder.read_settings()
@@ -128,6 +154,17 @@ def _traffic(settings: Settings, folder: RunFolder, traffic: Traffic | None) -> 
 
 
 @dataclass(frozen=True, eq=False)
+class _Trained:
+    """What a training leaves: the weights to test and their epoch, the best epoch and its error, and all epochs."""
+
+    weights: dict[str, Tensor]
+    tested: int
+    best: int
+    mae: float
+    history: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
 class _Run:
     """A run between its beginning and its end."""
 
@@ -136,9 +173,9 @@ class _Run:
     model: Model
     parts: Split
 
-    def train(self, callbacks: Sequence[Any], progress: bool | None) -> dict[str, Any]:
-        """Trains to the end; returns the best epoch with its weights, and the history."""
-        from sensitivity.training.callbacks import Keeper, progress_bar
+    def train(self, callbacks: Sequence[Any], progress: bool | None) -> _Trained:
+        """Trains to the end; returns the epochs, and the weights that are to be tested."""
+        from sensitivity.training.callbacks import Keeper, copied, progress_bar
         from sensitivity.training.module import ForecastModule
 
         settings, optimizer = self.settings, None
@@ -152,32 +189,37 @@ class _Run:
             steps = -(-len(self.parts.train) // settings.batch_size)
             module = ForecastModule(self.model, self.parts.scaler, settings, steps, optimizer)
             bar = progress_bar(self.title(), keeper, settings.epochs, steps, progress)
-            run_epochs(settings, module, self.parts, [*callbacks, *bar, keeper], done)
-        return {**keeper.best, "history": keeper.history}
+            run_epochs(settings, module, self.parts, [*callbacks, *self._diagnosis(), *bar, keeper], done)
+        best, last = keeper.best, len(keeper.history)
+        if settings.as_published:
+            return _Trained(copied(self.model), last, best["epoch"], best["mae"], keeper.history)
+        return _Trained(best["weights"], best["epoch"], best["epoch"], best["mae"], keeper.history)
 
-    def finish(self, best: dict[str, Any]) -> Result:
-        """Restores the best weights, tests them, and writes the scores."""
-        device = choose_device(self.settings.device)
-        self.model.load_state_dict(best["weights"])
+    def finish(self, trained: _Trained) -> Result:
+        """Restores the weights that are to be tested, tests them, and writes the scores."""
+        device, settings = choose_device(self.settings.device), self.settings
+        self.model.load_state_dict(trained.weights)
         self.model.to(device).eval()
-        test = evaluate(self.model, self.parts.scaler, self.parts.test.to(device))
+        precision = settings.evaluation_precision
+        test = evaluate(self.model, self.parts.scaler, self.parts.test.to(device), precision=precision)
         self.model.cpu()
-        speeds = [row["windows_per_second"] for row in best["history"]]
+        epochs = {"best_epoch": trained.best, "tested_epoch": trained.tested, "epochs": len(trained.history)}
         metrics = {
             "test": test,
             "naive": naive_scores(self.parts),
-            "validation": {"mae": best["mae"]},
-            "best_epoch": best["epoch"],
-            "epochs": len(best["history"]),
-            "seed": self.settings.seed,
+            "validation": {"mae": trained.mae},
+            **epochs,
+            "precision": {"training": settings.precision, "evaluation": precision},
+            "quirks": settings.quirks(),
+            "seed": settings.seed,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "windows": {name: len(getattr(self.parts, name)) for name in ("train", "validation", "test")},
-            "windows_per_second": statistics.median(speeds),
-            "settings": self.settings.identity(),
+            "windows_per_second": statistics.median(row["windows_per_second"] for row in trained.history),
+            "settings": settings.identity(),
             "data": self.data(),
         }
         scores = {name: metrics[name] for name in ("test", "naive", "validation")}
-        self._save(scores, {"best_epoch": best["epoch"], "epochs": len(best["history"]), "complete": True})
+        self._save(scores, epochs | {"complete": True})
         self.folder.write_metrics(metrics)
         return Result(self.model, self.parts, metrics, self.folder.checkpoint)
 
@@ -190,6 +232,13 @@ class _Run:
         """What is going on, in one line."""
         nodes = self.parts.traffic.speed.shape[1]
         return f"training on {len(self.parts.train)} windows of {self.parts.traffic.name}, {nodes} sensors"
+
+    def _diagnosis(self) -> list[Any]:
+        """The look at the attention layers, if it is wanted."""
+        from sensitivity.training.diagnostics import SensitivityCallback
+
+        every = self.settings.diagnose_every
+        return [SensitivityCallback(every, path=self.folder.diagnostics)] if every else []
 
     def _save_best(self, epoch: int, mae: float) -> None:
         self._save({"validation": {"mae": mae}}, {"best_epoch": epoch, "complete": False})

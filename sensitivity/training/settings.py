@@ -11,7 +11,8 @@ from typing import Any
 from sensitivity.errors import InputError
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
-_PLACE = ("out", "resume", "device", "tensorboard")
+PRECISIONS = ("32", "bf16")
+_PLACE = ("out", "resume", "device", "tensorboard", "diagnose_every")
 """Settings that say where and how a run is carried out, not what it computes."""
 _BACKBONES: dict[str, dict[str, Any]] = {
     "forecaster": {
@@ -27,6 +28,13 @@ _RECIPES: dict[str, dict[str, Any]] = {
 """What a recipe says beside optimiser and schedule."""
 RECIPES = tuple(_RECIPES)
 SINK_WEIGHT = 0.1
+_QUIRKS = {
+    "loss": "computed in bfloat16, like the network; validation and test too",
+    "tested weights": "those of the last epoch, not of the best",
+    "validation error": "mean over batches of each batch's error, whatever number of readings it has",
+    "scaler": "missing readings count as 0 mph",
+    "diagonal dropout": "one draw of logits for all samples, heads and nodes of a pass",
+}
 _COUNTS = ("depth", "dim", "heads", "epochs", "batch_size", "patience", "input_length", "horizon", "sink_sequences")
 
 
@@ -69,11 +77,17 @@ class Settings:
         sink_weight: of the logarithm of the sink ratio in the loss; 0.1 for the variant ``sink-penalty``, else 0.
         sink_sequences: sequences of a step that the ratio is taken of.
         day_of_week: give the day of the week to the model, beside the time of day; a staeformer has it by default.
+        precision: of the network in training: ``32``, or ``bf16`` by autocast, with the loss in float32. Validation and
+            test are always computed in float32.
+        as_published: every quirk of the published training at once, see :meth:`quirks`; sets ``precision``, ``where``
+            and ``shared``.
+        devices: processes that share every batch, on as many devices (or on as many CPU processes).
         input_length: rows of input in a window.
         horizon: rows to forecast.
         resume: continue the run in ``out``.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
         tensorboard: also write a TensorBoard log.
+        diagnose_every: epochs between two looks at the attention layers, written to ``diagnostics.csv``; 0 for none.
 
     Raises:
         InputError: a value out of its range, one sentence each.
@@ -107,11 +121,15 @@ class Settings:
     sink_weight: float | int = None  # type: ignore[assignment]
     sink_sequences: int = 8
     day_of_week: bool = None  # type: ignore[assignment]
+    precision: str = "32"
+    as_published: bool = False
+    devices: int = 1
     input_length: int = 12
     horizon: int = 12
     resume: bool = False
     device: str = "auto"
     tensorboard: bool = False
+    diagnose_every: int = 0
 
     def __post_init__(self) -> None:
         self._fill(_chosen(_BACKBONES, "backbone", self.backbone))
@@ -127,8 +145,35 @@ class Settings:
             _check_number(name, getattr(self, name))
         if self.sink_weight and self.input_length < 2:
             raise InputError(f"the sink ratio needs input_length of at least 2, not {self.input_length}.")
-        if self.device not in DEVICES:
-            raise InputError(f"unknown device {self.device!r}; choose one of {', '.join(DEVICES)}.")
+        _check_count("devices", self.devices, 1)
+        _check_count("diagnose_every", self.diagnose_every, 0)
+        for name, known in (("device", DEVICES), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise InputError(f"unknown {name} {getattr(self, name)!r}; choose one of {', '.join(known)}.")
+        if self.as_published:
+            self._take_quirks()
+
+    def _take_quirks(self) -> None:
+        if self.where != "logits":
+            raise InputError(
+                f"as_published drops diagonal logits, as the published code does, but where={self.where!r}; leave out "
+                "one of the two."
+            )
+        object.__setattr__(self, "precision", "bf16")
+        object.__setattr__(self, "shared", True)
+
+    @property
+    def evaluation_precision(self) -> str:
+        """Of the network in validation and test."""
+        return self.precision if self.as_published else "32"
+
+    def quirks(self) -> dict[str, str]:
+        """What ``as_published`` changes, by name; empty without it.
+
+        One published quirk changes no number of the training and is left out: attention maps logged after dropout, from
+        the last block only.
+        """
+        return dict(_QUIRKS) if self.as_published else {}
 
     def _fill(self, defaults: dict[str, Any]) -> None:
         for name, value in defaults.items():
