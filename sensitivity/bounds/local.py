@@ -101,7 +101,7 @@ def _with_diagonal(
     attention: SoftmaxAttention, constants: LayerConstants, rows: Rows, off: Tensor, plain: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Adds the residual and query paths, which live on the diagonal alone."""
-    inner = attention.scale * rows.covariance() @ attention.query_weight[:, None]
+    inner = attention.scale * rows.covariance().movedim(-1, 2) @ attention.query_weight[:, None]
     query = attention.output_weight[:, None] @ inner
     order = 2 if constants.spectral else "fro"
     total = query.sum(dim=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,13 +17,15 @@ from torch import Tensor
 from sensitivity.attention import SoftmaxAttention
 from sensitivity.errors import InputError
 from sensitivity.jacobian import spectral
-from sensitivity.jacobian.frobenius import Brackets
+from sensitivity.jacobian.diagonal import DiagonalBlocks, diagonal_norms, norms_with_residual
+from sensitivity.jacobian.frobenius import Brackets, Columns
 from sensitivity.jacobian.geometry import Geometry
-from sensitivity.jacobian.norms import PATHS, Norm, NormMaps, block_norms, check_norm
+from sensitivity.jacobian.norms import PATHS, Norm, NormMaps, check_norm
 from sensitivity.jacobian.query_rows import Rows, RowSource
 from sensitivity.jacobian.visibility import left_out
 
-TILE = 2**19  # numbers in one (head pair, row, key) tile: a few MB, what a core's cache holds
+TILE = 2**20  # numbers in one (head, row, key) tile: a few MB, what the caches hold
+ROWS, LARGE = 64, 2**26  # rows that make a matrix product worth its overhead, and the size up to which they are taken
 
 
 def blocks(
@@ -50,7 +53,7 @@ def blocks(
     gradient = attention.scale * torch.einsum("shqw,hwd->shqd", rows.query, attention.key_weight)
     diagonal = torch.eye(length, dtype=tokens.dtype, device=tokens.device)
     identity = torch.eye(attention.out_dim, attention.dim, dtype=tokens.dtype, device=tokens.device)
-    query = torch.einsum("hov,shqvw,hwd->sqod", w_o, attention.scale * rows.covariance(), attention.query_weight)
+    query = torch.einsum("hov,shvwq,hwd->sqod", w_o, attention.scale * rows.covariance(), attention.query_weight)
     found = {
         "residual": (float(attention.residual) * diagonal[..., None, None] * identity).expand(samples, -1, -1, -1, -1),
         "value": torch.einsum("shqk,hov,hvd->sqkod", rows.alpha, w_o, w_v),
@@ -107,7 +110,7 @@ def norm_maps(
     samples, length, _ = tokens.shape
 
     def empty(*shape: int) -> Tensor:
-        return tokens.new_zeros(shape)
+        return tokens.new_empty(shape)
 
     result = NormMaps(
         total=empty(samples, length, length),
@@ -142,7 +145,7 @@ def tiles(
     heads: bool = False,
     rows: Int[Tensor, " row"] | None = None,
     tolerance: float = 1e-6,
-    size: int = TILE,
+    size: int | None = None,
 ) -> Iterator[Tile]:
     """Norms of the blocks, some samples and query rows at a time, each tile sized to cache.
 
@@ -154,44 +157,40 @@ def tiles(
         heads: see ``norm_maps``.
         rows: the query rows that are wanted; all of them by default.
         tolerance: see ``norm_maps``.
-        size: numbers in a ``(sample, head pair, row, key)`` tile.
+        size: numbers in a ``(sample, head, row, key)`` tile; what the caches hold by default, or more where that would
+            be less than some tens of rows.
     """
     check_norm(norm)
     check_self_attention(attention)
     samples, length, _ = tokens.shape
     wanted = torch.arange(length, device=tokens.device) if rows is None else rows
-    per_row = length * attention.heads * (attention.heads + 1) // 2
-    if norm == "spectral":  # the iteration keeps some twenty vectors a pair
-        per_row, size = length * attention.dim * 20, 16 * size
+    per_row = length * attention.heads
+    if norm == "spectral":  # the iteration keeps some ten vectors a pair
+        per_row, size = 8 * length * attention.dim, 4 * (size or TILE)
+    elif size is None:
+        size = max(TILE, min(LARGE, ROWS * per_row))
     height = max(1, min(len(wanted), size // per_row))
     batch = max(1, min(samples, size // (per_row * height)))
     geometry = Geometry.of(attention)
     for start in range(0, samples, batch):
         here = slice(start, min(start + batch, samples))
         source = RowSource(attention, tokens, here)
-        columns = None if norm == "spectral" else geometry.columns(source.value)
+        columns = None if norm == "spectral" else Columns(geometry, source.value)
         for low in range(0, len(wanted), height):
             some = wanted[low : low + height]
             block_rows = source.rows(some)
             if columns is None:
-                maps = _spectral_tile(attention, source, block_rows, paths, heads, tolerance)
+                maps = _spectral_tile(attention, block_rows, paths, heads, tolerance)
             else:
-                maps = _frobenius_tile(attention, geometry, columns, block_rows, paths, heads)
+                maps = _frobenius_tile(attention, columns, block_rows, paths, heads)
                 if norm == "rms":
                     maps = _scaled(maps, 1 / math.sqrt(attention.dim))
             yield Tile(here, some, maps)
 
 
-def _frobenius_tile(
-    attention: SoftmaxAttention,
-    geometry: Geometry,
-    columns: Float[Tensor, "sample pair key features"],
-    rows: Rows,
-    paths: bool,
-    heads: bool,
-) -> NormMaps:
+def _frobenius_tile(attention: SoftmaxAttention, columns: Columns, rows: Rows, paths: bool, heads: bool) -> NormMaps:
     """Frobenius norms of one tile."""
-    brackets = Brackets(geometry, columns, rows)
+    brackets = Brackets(columns, rows)
     maps = NormMaps(total=brackets.norms(), attention=rows.weights)
     if heads:
         maps.heads = brackets.head_norms()
@@ -201,40 +200,39 @@ def _frobenius_tile(
     return maps
 
 
-def _spectral_tile(
-    attention: SoftmaxAttention, source: RowSource, rows: Rows, paths: bool, heads: bool, tolerance: float
-) -> NormMaps:
+def _spectral_tile(attention: SoftmaxAttention, rows: Rows, paths: bool, heads: bool, tolerance: float) -> NormMaps:
     """Spectral norms of one tile, by iteration off the diagonal and by decomposition on it."""
-    operator = spectral.BlockOperator.of(attention, source, rows)
-    maps = NormMaps(total=spectral.norms(operator, tolerance), attention=rows.weights)
+    operator = spectral.BlockOperator.of(attention, rows)
+    samples = rows.weights.shape[0]
+
+    def norms(**part: Any) -> Tensor:
+        return spectral.norms(operator.only(**part), tolerance).unflatten(0, (samples, -1))
+
+    maps = NormMaps(total=norms(), attention=rows.weights)
     if heads:
-        each = [spectral.norms(operator.only(head=head), tolerance) for head in range(attention.heads)]
-        maps.heads = torch.stack(each, dim=1)
+        maps.heads = torch.stack([norms(head=head) for head in range(attention.heads)], dim=1)
     if paths:
-        maps.paths = {name: spectral.norms(operator.only(path=name), tolerance) for name in ("value", "key")}
+        maps.paths = {name: norms(path=name) for name in ("value", "key")}
     _put_diagonal(maps, attention, rows, "spectral")
     return maps
 
 
 def _put_diagonal(maps: NormMaps, attention: SoftmaxAttention, rows: Rows, norm: Norm) -> None:
     """Replaces the entries on the diagonal, where the query and residual paths add to the others, by exact ones."""
-    inner, query = rows.diagonal_inner(attention)
-    outputs = attention.output_weight.movedim(0, 1).flatten(1)
-    total = outputs @ inner.flatten(2, 3)
+    blocks, residual = DiagonalBlocks.of(attention, rows, keep_query=bool(maps.paths)), float(attention.residual)
     places, index = torch.arange(len(rows.index), device=rows.index.device), rows.index
-    if attention.out_dim == attention.dim:
-        maps.diagonal = block_norms(total, norm)
-    if attention.residual:
-        total.diagonal(dim1=-2, dim2=-1).add_(float(attention.residual))
-    maps.total[:, places, index] = block_norms(total, norm)
     if maps.heads is not None:
-        maps.heads[:, :, places, index] = block_norms(attention.output_weight @ inner, norm).mT
+        maps.heads[:, :, places, index] = diagonal_norms(blocks.heads(), norm)
     if maps.paths:
         zero = torch.zeros_like(maps.total)
         maps.paths = {"residual": zero, **maps.paths, "query": zero.clone()}
         unit = 1.0 if norm == "spectral" else math.sqrt(attention.dim)
-        maps.paths["residual"][:, places, index] = unit * abs(float(attention.residual))
-        maps.paths["query"][:, places, index] = block_norms(outputs @ query.flatten(2, 3), norm)
+        maps.paths["residual"][:, places, index] = unit * abs(residual)
+        maps.paths["query"][:, places, index] = diagonal_norms(blocks.total(query=True), norm)
+    if attention.out_dim != attention.dim:
+        maps.total[:, places, index] = diagonal_norms(blocks.total(), norm)
+        return
+    maps.diagonal, maps.total[:, places, index] = norms_with_residual(blocks.total(), residual, norm)
 
 
 def _scaled(maps: NormMaps, factor: float) -> NormMaps:

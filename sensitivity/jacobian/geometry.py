@@ -1,13 +1,14 @@
 r"""What the norm maps need of a layer and a row of queries, without any block.
 
-Notation of one head pair ``(h, g)``: :math:`G^{hg} = W_O^{hT} W_O^g`, :math:`w_h(i) = c W_K^{hT} q^h_i`,
-:math:`z^{hg}_i = W_V^h w_g(i)`, :math:`\omega^{hg}_i = w_h(i) \cdot w_g(i)`. Every inner product of two paths of two
-heads is a bilinear form in the head width with one of these matrices.
+Notation of two heads ``h`` and ``g``: :math:`G^{hg} = W_O^{hT} W_O^g`, :math:`w_h(i) = c W_K^{hT} q^h_i`,
+:math:`t^{hg}_i = G^{gh} W_V^h w_g(i)`, :math:`\omega^{hg}_i = w_h(i) \cdot w_g(i)`. Every inner product of two paths of
+two heads is a bilinear form in the head width with one of these matrices.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -16,59 +17,71 @@ from torch import Tensor
 from sensitivity.attention import SoftmaxAttention
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """The token-independent inner products of a layer, for the head pairs ``h <= g``.
+class Features(NamedTuple):
+    """Features of some rows or keys; the product of a row's with a key's is a bracket.
 
     Attributes:
-        first: head ``h`` of each pair, ``(pair,)``.
+        own: of every head with itself, ``(head, sample, row, feature)`` or ``(head, sample, feature, key)``.
+        cross: of every two heads ``h < g``, in the order of ``Geometry.first`` and ``second``.
+    """
+
+    own: Float[Tensor, "head sample *features"]
+    cross: Float[Tensor, "pair sample *features"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The token-independent inner products of a layer's heads.
+
+    Attributes:
+        first: head ``h`` of each pair ``h < g``, ``(pair,)``.
         second: head ``g`` of each pair, ``(pair,)``.
-        outputs: :math:`G^{hg}`, ``(pair, value_width, value_width)``.
-        values: :math:`<M_h, M_g>_F` with :math:`M_h = W_O^h W_V^h`, ``(pair,)``.
-        forward: :math:`c W_V^h W_K^{gT}`, ``(pair, value_width, width)``.
-        backward: :math:`c W_V^g W_K^{hT}`, ``(pair, value_width, width)``.
-        keys: :math:`c^2 W_K^h W_K^{gT}`, ``(pair, width, width)``.
+        outputs: :math:`G^{hg}`.
+        values: :math:`<M_h, M_g>_F` with :math:`M_h = W_O^h W_V^h`.
+        turned: :math:`c W_K^g W_V^{hT} G^{hg}`, which takes :math:`q^g_i` to :math:`t^{hg}_i`.
+        keys: :math:`c^2 W_K^h W_K^{gT}`.
     """
 
     first: Int[Tensor, " pair"]
     second: Int[Tensor, " pair"]
-    outputs: Float[Tensor, "pair value_width value_width"]
-    values: Float[Tensor, " pair"]
-    forward: Float[Tensor, "pair value_width width"]
-    backward: Float[Tensor, "pair value_width width"]
-    keys: Float[Tensor, "pair width width"]
+    outputs: Float[Tensor, "head head value_width value_width"]
+    values: Float[Tensor, "head head"]
+    turned: Float[Tensor, "head head width value_width"]
+    keys: Float[Tensor, "head head width width"]
 
     @classmethod
     def of(cls, attention: SoftmaxAttention) -> Geometry:
         """The geometry of ``attention``."""
-        first, second = torch.triu_indices(attention.heads, attention.heads, device=attention.device)
-        scale = attention.scale
-        w_k, w_v, w_o = attention.key_weight, attention.value_weight, attention.output_weight
-        outputs = w_o[first].mT @ w_o[second]
+        first, second = torch.triu_indices(attention.heads, attention.heads, offset=1, device=attention.device)
+        w_k, w_v, w_o = attention.scale * attention.key_weight, attention.value_weight, attention.output_weight
+        outputs = w_o.mT[:, None] @ w_o
         return cls(
             first=first,
             second=second,
             outputs=outputs,
-            values=((outputs @ w_v[second]) * w_v[first]).sum(dim=(-2, -1)),
-            forward=scale * w_v[first] @ w_k[second].mT,
-            backward=scale * w_v[second] @ w_k[first].mT,
-            keys=scale**2 * w_k[first] @ w_k[second].mT,
+            values=((outputs @ w_v) * w_v[:, None]).sum(dim=(-2, -1)),
+            turned=w_k @ w_v.mT[:, None] @ outputs,
+            keys=w_k[:, None] @ w_k.mT,
         )
 
-    def columns(self, value: Float[Tensor, "sample head key value_width"]) -> Float[Tensor, "sample pair key features"]:
-        """Column features of every key: :math:`[v^h_j, v^g_j, 1, v^h_j G^{hg} v^g_j]`."""
-        first, second = value[:, self.first], value[:, self.second]
-        ones = torch.ones_like(first[..., :1])
-        square = ((first @ self.outputs) * second).sum(dim=-1, keepdim=True)
-        return torch.cat([first, second, ones, square], dim=-1)
+    def columns(self, value: Float[Tensor, "sample head key value_width"]) -> Features:
+        r"""Column features :math:`[v^h_j, 1, v^h_j G^{hh} v^h_j]` and :math:`[v^g_j, v^h_j, 1, v^h_j G^{hg} v^g_j]`."""
+        value = value.movedim(1, 0)
+        first, second, ones = value[self.first], value[self.second], torch.ones_like(value[..., :1])
+        own = self.value_squares(value.movedim(0, 1)).movedim(1, 0)
+        cross = _form(first, self.outputs[self.first, self.second][:, None], second)
+        return Features(
+            torch.cat([value, ones, own], dim=-1).mT.contiguous(),
+            torch.cat([second, first, ones[self.first], cross], dim=-1).mT.contiguous(),
+        )
 
     def rows(
         self,
         query: Float[Tensor, "sample head row width"],
         mean: Float[Tensor, "sample head row value_width"],
         value_path: bool = True,
-    ) -> Float[Tensor, "sample pair row features"]:
-        r"""Row features whose inner product with ``columns`` is the bracket of one head pair.
+    ) -> Features:
+        r"""Row features whose inner product with ``columns`` is the bracket of two heads.
 
         .. math::
 
@@ -81,18 +94,20 @@ class Geometry:
             mean: :math:`\bar v_i`, the weighted mean of the values.
             value_path: False leaves :math:`M` out: the bracket of the key path alone.
         """
-        forward, backward = query[:, self.second] @ self.forward.mT, query[:, self.first] @ self.backward.mT
-        if not value_path:
-            forward, backward = torch.zeros_like(forward), torch.zeros_like(backward)
-        omega = self.products(query)
-        first, second = mean[:, self.first], mean[:, self.second]
-        on_second = (forward - omega * first) @ self.outputs
-        on_first = (backward - omega * second) @ self.outputs.mT
-        constant = -(on_second * second).sum(-1) - ((backward @ self.outputs.mT) * first).sum(-1)
+        query, mean = query.movedim(1, 0), mean.movedim(1, 0)
+        turned = torch.einsum("gsrd,hgdv->hgsrv", query, self.turned * value_path)
+        omega = (torch.einsum("hsrd,hgde->hgsre", query, self.keys) * query).sum(dim=-1, keepdim=True)
+        on_second = turned - omega * torch.einsum("hsrv,hgvw->hgsrw", mean, self.outputs)
+        constant = -(on_second * mean).sum(dim=-1, keepdim=True)
+        constant = constant - (turned * mean).sum(dim=-1, keepdim=True).transpose(0, 1)
         if value_path:
-            constant = constant + self.values[:, None]
-        features = torch.cat([on_first, on_second, constant[..., None], omega], dim=-1)
-        return features * self._multiplicity()
+            constant = constant + self.values[:, :, None, None, None]
+        every = torch.arange(len(query), device=query.device)
+        own, pair, swapped = (every, every), (self.first, self.second), (self.second, self.first)
+        return Features(
+            torch.cat([2 * on_second[own], constant[own], omega[own]], dim=-1),
+            torch.cat([on_second[pair], on_second[swapped], constant[pair], omega[pair]], dim=-1).mul_(2),
+        )
 
     def explicit(
         self,
@@ -100,8 +115,8 @@ class Geometry:
         value: Float[Tensor, "head pixel"],
         deviation: Float[Tensor, "head pixel value_width"],
         value_path: bool = True,
-    ) -> Float[Tensor, "pair pixel"]:
-        r"""Contribution of each head pair to the squared norm of single blocks, from their deviations.
+    ) -> Float[Tensor, " pixel"]:
+        r"""Squared norms of single blocks, from their deviations.
 
         Slower than ``rows`` and ``columns`` and without their cancellation: for blocks whose deviation
         :math:`r^h_{ij} = \alpha^h v^h_j - a^h o^h_i` is small beside its two terms, and where dropout separates
@@ -113,29 +128,47 @@ class Geometry:
             deviation: :math:`r^h_{ij}`.
             value_path: False leaves :math:`M` out.
         """
-        first, second = deviation[self.first], deviation[self.second]
-        omega = ((query[self.first] @ self.keys) * query[self.second]).sum(dim=-1)
-        squares = omega * ((first @ self.outputs) * second).sum(dim=-1)
+        every = torch.arange(len(query), device=query.device)
+        first, second = torch.cat([every, self.first]), torch.cat([every, self.second])
+        left, right = deviation[first], deviation[second]
+        omega = _form(query[first], self.keys[first, second], query[second])
+        squares = omega * _form(left, self.outputs[first, second], right)
         if value_path:
-            forward, backward = query[self.second] @ self.forward.mT, query[self.first] @ self.backward.mT
-            left, right = value[self.first], value[self.second]
-            squares = squares + left * right * self.values[:, None]
-            squares = squares + left * ((forward @ self.outputs) * second).sum(dim=-1)
-            squares = squares + right * ((backward @ self.outputs.mT) * first).sum(dim=-1)
-        return squares * self._multiplicity()[:, 0]
+            squares = squares + (value[first] * value[second] * self.values[first, second, None])[..., None]
+            squares = squares + value[first][..., None] * _form(query[second], self.turned[first, second], right)
+            squares = squares + value[second][..., None] * _form(query[first], self.turned[second, first], left)
+        return squares[: len(every), :, 0].sum(dim=0) + 2 * squares[len(every) :, :, 0].sum(dim=0)
 
-    def only(self, head: int) -> Geometry:
-        """The geometry of one head alone."""
-        own = (self.first == head) & (self.second == head)
-        zero = torch.zeros_like(self.first[own])
-        cut = (self.outputs, self.values, self.forward, self.backward, self.keys)
-        return Geometry(zero, zero, *(part[own] for part in cut))
+    def only(self, heads: slice) -> Geometry:
+        """The geometry of all heads (``slice(None)``) or of one alone."""
+        if heads == slice(None):
+            return self
+        none, own = self.first[:0], (heads, heads)
+        return Geometry(none, none, self.outputs[own], self.values[own], self.turned[own], self.keys[own])
 
-    def products(self, query: Float[Tensor, "sample head row width"]) -> Float[Tensor, "sample pair row 1"]:
-        r""":math:`\omega^{hg}_i = w_h(i) \cdot w_g(i)`."""
-        return ((query[:, self.first] @ self.keys) * query[:, self.second]).sum(dim=-1, keepdim=True)
+    def sizes(
+        self,
+        query: Float[Tensor, "sample head row width"],
+        mean: Float[Tensor, "sample head row value_width"],
+        largest: Float[Tensor, "sample head 1 1"],
+    ) -> Float[Tensor, "sample head row 1"]:
+        r"""What a unit of each head's weight adds to a block's norm before anything cancels.
 
-    def _multiplicity(self) -> Float[Tensor, "pair 1 1"]:
-        """How often a pair stands in the double sum over heads: once on its diagonal, else twice."""
-        twice = (self.first != self.second).to(self.values.dtype)
-        return (1 + twice)[:, None, None]
+        Args:
+            query: :math:`q_i`.
+            mean: :math:`\bar v_i`.
+            largest: the largest :math:`\|W_O^h v^h_j\|^2` of all keys, from ``value_squares``.
+        """
+        omega = _form(query, self.keys.diagonal().movedim(-1, 0), query)
+        return (omega * (self.value_squares(mean) + largest)).sqrt_()
+
+    def value_squares(
+        self, value: Float[Tensor, "sample head time value_width"]
+    ) -> Float[Tensor, "sample head time 1"]:
+        r""":math:`\|W_O^h v^h\|^2` of each head's values."""
+        return _form(value, self.outputs.diagonal().movedim(-1, 0), value)
+
+
+def _form(left: Tensor, matrix: Tensor, right: Tensor) -> Float[Tensor, "*axes 1"]:
+    """The bilinear form of pairs of vectors."""
+    return ((left @ matrix) * right).sum(dim=-1, keepdim=True)
