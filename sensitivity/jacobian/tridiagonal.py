@@ -28,7 +28,7 @@ def largest_eigenvalue(
 
     Args:
         diagonal: the diagonal of the tridiagonal matrices, from the first entry to the last.
-        beside: the entries beside it, one fewer.
+        beside: the entries beside it, one fewer, none negative.
         residual: what the next entry beside the diagonal would be.
         tolerance: relative tolerance of the eigenvalue.
         beyond: how much larger, relatively, the eigenvalue is that may have been missed.
