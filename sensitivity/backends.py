@@ -88,7 +88,7 @@ def in_closed_form(target: Target, request: Request) -> Found:
         paths=request.paths,
         heads=request.heads,
         rows=None if times is None else times.to(tokens.device),
-        size=_tile(attention, length),
+        size=tile_size(attention, length),
     )
     for tile in watched(stream, rows * samples, _rows_of, f"measuring {target.name}"):
         kept.add(tile)
@@ -101,7 +101,7 @@ def _rows_of(tile: Tile) -> int:
     return len(tile.rows) * (tile.samples.stop - tile.samples.start)
 
 
-def _tile(attention: SoftmaxAttention, length: int) -> int:
+def tile_size(attention: SoftmaxAttention, length: int) -> int:
     """Numbers in a tile: more for long sequences, where a tile of the usual size would be a row or two."""
     per_row = length * attention.heads * (attention.heads + 1) // 2
     return max(closed_form.TILE, min(_HEIGHT * per_row, _WIDEST))
@@ -144,7 +144,7 @@ def _working(attention: SoftmaxAttention, tokens: Tensor, request: Request) -> i
     heads, width, value = attention.heads, attention.width, attention.value_weight.shape[1]
     pairs = heads * (heads + 1) // 2
     per_time = 4 * heads * max(width, value) + pairs * (2 * value + 2)
-    tile = min(_tile(attention, length), tokens.shape[0] * pairs * length**2)
+    tile = min(tile_size(attention, length), tokens.shape[0] * pairs * length**2)
     together = max(1, min(tokens.shape[0], tile // max(1, pairs * length**2)))
     products = min(heads * length * width * value, 2**25)
     if request.norm == "spectral":

@@ -555,3 +555,53 @@ def test_a_model_with_a_table_of_steps_says_what_stands_in_beyond_it(tmp_path: P
     assert "1 attention layer of ckpt.pt (STAEformer)" in text
     shorter = run(*common, str(tmp_path / "shorter"), "--lengths", "3,6,9,12")
     assert "table of embeddings" not in shorter.stdout
+
+
+# -- long sequences ----------------------------------------------------------------------------------------------------
+
+
+def numbers(result: Result) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(result.stdout)["layers"][0]
+    return found
+
+
+@pytest.mark.usefixtures("figures")
+def test_statistics_without_maps_are_the_same_and_draw_no_heatmap(tmp_path: Path) -> None:
+    words = ["--random", "dim=8,heads=2", "--lengths", "6,12", "--samples", "2", "--json"]
+    whole = run(*words, "--out", str(tmp_path / "whole"))
+    alone = run(*words, "--keep", "statistics", "--out", str(tmp_path / "alone"))
+    assert numbers(alone)["sink_ratio"] == pytest.approx(numbers(whole)["sink_ratio"])
+    assert numbers(alone)["paths"]["off_diagonal"] == pytest.approx(numbers(whole)["paths"]["off_diagonal"])
+    files = [{file.name for file in (tmp_path / name).iterdir()} for name in ("whole", "alone")]
+    assert files[0] - files[1] == {"heatmap_random.png"}
+    assert json.loads(alone.stdout)["provenance"]["command"].endswith("--keep statistics")
+
+
+def test_some_rows_are_named_in_the_headline_and_give_nearly_the_same(ckpt: Path, tmp_path: Path) -> None:
+    words = ["--model", str(ckpt), "--lengths", "48", "--samples", "2"]
+    found = run(*words, "--rows", "24", "--seed", "5", "--out", str(tmp_path / "rows"))
+    assert "24 query rows of every sequence, drawn with seed 5" in found.stdout
+    assert "wrote" in found.stdout
+    some, whole = (Sweep.load(path / "measurement.nc") for path in (tmp_path / "rows", _whole(words, tmp_path)))
+    for layer in whole.layers:
+        one, other = (sweep.record(layer).statistics["sink_ratio"] for sweep in (some, whole))
+        assert float(one) == pytest.approx(float(other), rel=0.1)
+
+
+def _whole(words: list[str], tmp_path: Path) -> Path:
+    assert run(*words, "--seed", "5", "--out", str(tmp_path / "whole")).exit_code == 0
+    return tmp_path / "whole"
+
+
+def test_rows_and_keep_are_settings_of_their_own(tmp_path: Path) -> None:
+    words = ["--random", "dim=8,heads=2", "--lengths", "6", "--samples", "2", "--out", str(tmp_path)]
+    assert run(*words, "--rows", "3").exit_code == 0
+    refused(run(*words), "holds results of other settings; choose another folder with --out.")
+    refused(run("--random", "dim=8,heads=2", "--rows", "0"), "--rows must be at least 1, not 0.")
+
+
+def test_what_a_run_is_resumed_from_points_at_its_model(ckpt: Path, tmp_path: Path) -> None:
+    state = tmp_path / "last.ckpt"
+    torch.save({"format": "attention-sensitivity training state", "epoch": 1}, state)
+    (tmp_path / "ckpt.pt").write_bytes(ckpt.read_bytes())
+    refused(run("--model", str(state)), f"not a model; name the model beside it, {tmp_path / 'ckpt.pt'}.")

@@ -11,6 +11,7 @@ from cases import DIM, LENGTH, SAMPLES, attention_cases
 from oracles import draw, norm_map
 from tolerances import assert_close
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sensitivity import SensitivityMap, SensitivityStatistics, SoftmaxAttention, backends, measure
 from sensitivity.errors import InputError
@@ -24,7 +25,7 @@ NAMES = [case.name for case in CASES]
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of a row or two of one sample, so that everything is put together from many."""
-    monkeypatch.setattr(backends, "_tile", lambda attention, length: 2 * length)
+    monkeypatch.setattr(backends, "tile_size", lambda attention, length: 2 * length)
     monkeypatch.setattr(backends, "_BLOCK", 2 * 3 * 7)
 
 
@@ -251,7 +252,48 @@ class TestRows:
             measure(model, TOKENS, rows=rows)
 
 
+class Largest(TorchDispatchMode):
+    """Remembers the most numbers that any tensor held while it was on."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for value in found if isinstance(found, (tuple, list)) else [found]:
+            if isinstance(value, torch.Tensor):
+                self.numbers = max(self.numbers, value.untyped_storage().nbytes() // value.element_size())
+        return found
+
+
 class TestMemory:
+    @pytest.mark.parametrize("options", [{}, {"causal": True}, {"padding": torch.arange(600)[None] > 590}])
+    def test_no_tensor_grows_with_the_square_of_the_length(self, options, monkeypatch):
+        monkeypatch.setattr(backends, "tile_size", lambda attention, length: 8 * length)
+        layer, tokens = SoftmaxAttention.random(8, 2, dtype=torch.float64, **options), draw(1, 600, 8)
+        with Largest() as largest:
+            found = measure(layer, tokens, keep="statistics", paths=True, heads=True)
+            repr(found)
+            found.summary()
+        assert largest.numbers < 600**2 / 8
+        with Largest() as largest:
+            measure(layer, tokens, rows=16)
+        assert largest.numbers < 600**2 / 8
+        with Largest() as largest:
+            measure(layer, tokens)
+        assert largest.numbers >= 600**2
+
+    @pytest.mark.parametrize("options", [{}, {"causal": True}])
+    def test_a_long_map_is_held_once_and_looked_at_in_parts(self, options):
+        found = measure(SoftmaxAttention.random(8, 1, **options), draw(1, 2500, 8).float())
+        assert found.attention is not None
+        with Largest() as largest:
+            repr(found)
+            found.summary()
+            found.lag_profile()
+        assert largest.numbers < 2500**2 / 8
+
     layer = SoftmaxAttention.random(DIM, 2, dtype=torch.float64)
 
     def test_weights_that_do_not_fit_are_summed_up(self):

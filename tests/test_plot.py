@@ -12,7 +12,7 @@ import torch
 from matplotlib.colors import LogNorm, to_rgb
 from oracles import draw
 
-from sensitivity import plot, statistics
+from sensitivity import SoftmaxAttention, measure, plot, statistics
 from sensitivity.errors import InputError
 from sensitivity.fit import decay_exponent
 from sensitivity.plot import style
@@ -384,3 +384,36 @@ def test_path_colours_differ_for_the_colour_blind():
     """Luminance alone must separate neighbours in a stack; hue is lost to some readers."""
     luminance = [np.dot(to_rgb(style.PATH_COLOURS[name]), (0.2126, 0.7152, 0.0722)) for name in style.PATH_COLOURS]
     assert all(abs(a - b) > 0.1 for a, b in pairwise(luminance))
+
+
+def some_rows(keep="map"):
+    layer = SoftmaxAttention.random(8, 2, dtype=torch.float64)
+    return measure(layer, draw(2, 40, 8), paths=True, rows=[31, 4, 17], keep=keep)
+
+
+class TestOfSomeRows:
+    def test_the_heatmap_shows_their_query_times_in_order(self):
+        found = some_rows()
+        ax = plot.heatmap(found)
+        rendered(ax)
+        assert [label.get_text() for label in ax.get_yticklabels() if label.get_text()] == ["4", "17", "31"]
+        assert ax.get_ylabel().endswith("3 rows")
+        image = np.asarray(ax.images[1].get_array())
+        assert image[0] == pytest.approx(found.mean()[1].numpy())
+
+    def test_statistics_are_drawn_like_the_map(self):
+        whole, statistics = some_rows(), some_rows("statistics")
+        for draws in (plot.lag_profile, plot.primacy_profile):
+            lines = [[line.get_ydata() for line in draws(found).lines] for found in (whole, statistics)]
+            for one, other in zip(*lines, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-12)
+        for draws in (plot.path_shares, plot.diagonal_mass):
+            one, other = (draws(found).patches for found in (whole, statistics))
+            sizes = [[(patch.get_width(), patch.get_height()) for patch in patches] for patches in (one, other)]
+            np.testing.assert_allclose(*sizes, rtol=1e-12)
+
+    def test_statistics_have_no_map_and_no_weights_to_draw(self):
+        with pytest.raises(InputError, match="statistics hold no map to draw; measure with keep='map', or some query"):
+            plot.heatmap(some_rows("statistics"))
+        with pytest.raises(InputError, match="holds no attention weights"):
+            plot.attention(some_rows("statistics"))

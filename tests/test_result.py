@@ -14,10 +14,10 @@ import xarray
 from oracles import draw
 from tolerances import assert_close
 
-from sensitivity import statistics
+from sensitivity import SoftmaxAttention, measure, statistics
 from sensitivity.errors import InputError
-from sensitivity.result import SensitivityMap
-from sensitivity.result.map import check_shapes
+from sensitivity.result import SensitivityMap, SensitivityStatistics
+from sensitivity.result.map import check_shapes, check_times
 
 SAMPLES, HEADS, T = 2, 3, 6
 
@@ -184,6 +184,79 @@ class TestFiles:
         example().to_xarray().assign_attrs(version=99).to_netcdf(tmp_path / "new.nc", engine="h5netcdf")
         with pytest.raises(InputError, match="version 99 of the map format"):
             SensitivityMap.load(tmp_path / "new.nc")
+
+
+LAYER = SoftmaxAttention.random(8, HEADS - 1, dtype=torch.float64, causal=True)
+
+
+class TestStatisticsWithoutAMap:
+    @pytest.mark.parametrize("rows", [None, [5, 1, 2]])
+    def test_round_trip_is_exact(self, tmp_path, rows):
+        found = measure(LAYER, draw(2, T, 8), keep="statistics", paths=True, heads=True, rows=rows)
+        found.save(tmp_path / "sums.nc")
+        again = SensitivityStatistics.load(tmp_path / "sums.nc")
+        assert repr(again) == repr(found)
+        assert again.summary() == found.summary()
+        assert (again.name, again.in_dim, again.provenance) == (found.name, found.in_dim, found.provenance)
+        assert again.query_times.tolist() == found.query_times.tolist()
+        assert again.sink_ratio(head=1) == found.sink_ratio(head=1)
+        assert torch.equal(again.sink_ratio(path="key").samples, found.sink_ratio(path="key").samples)
+        assert again.lag_profile(True).equals(found.lag_profile(True))
+
+    def test_round_trip_of_a_model_that_is_not_square_nor_attention(self, tmp_path):
+        found = measure(lambda tokens: tokens[:, ::2].cumsum(1), draw(2, T, 8), keep="statistics")
+        found.save(tmp_path / "sums.nc")
+        again = SensitivityStatistics.load(tmp_path / "sums.nc")
+        assert again.primacy_profile().equals(found.primacy_profile())
+        assert repr(again) == repr(found)
+        assert "3 queries x 6 keys" in repr(again)
+
+    def test_labels(self):
+        found = measure(LAYER, draw(2, T, 8), keep="statistics", paths=True, rows=[5, 1])
+        labelled = found.to_xarray()
+        row = labelled["path_value_sum_row"]
+        assert row.dims == ("map", "query")
+        assert row["query"].values.tolist() == [5, 1]
+        assert labelled["map"].values.tolist() == [-1, 0, 1]
+        assert labelled["offset"].values.tolist() == list(range(1 - T, T))
+        whole = measure(LAYER, draw(2, T, 8), paths=True)
+        expected = whole.paths["value"][1, 5].sum() - whole.paths["value"][1, 5, 5]
+        assert float(row.sel(map=1, query=5)) == pytest.approx(float(expected))
+
+    def test_refuses_the_file_of_a_map_and_the_other_way_round(self, tmp_path):
+        example().save(tmp_path / "map.nc")
+        with pytest.raises(InputError, match="holds no sensitivity statistics; give a file that SensitivityStatistics"):
+            SensitivityStatistics.load(tmp_path / "map.nc")
+        measure(LAYER, draw(2, T, 8), keep="statistics").save(tmp_path / "sums.nc")
+        with pytest.raises(InputError, match=r"holds no sensitivity map; give a file that SensitivityMap\.save wrote"):
+            SensitivityMap.load(tmp_path / "sums.nc")
+
+    def test_repr_says_which_rows_and_fits_80_columns(self):
+        text = repr(measure(LAYER, draw(2, T, 8), keep="statistics", rows=4))
+        assert text.splitlines()[0] == "SensitivityStatistics 'attention': 2 samples, T=6, D=8, frobenius norm"
+        assert "  query rows          4 of 6" in text.splitlines()
+        assert max(map(len, text.splitlines())) <= 80
+
+
+class TestSomeRows:
+    def test_round_trip_is_exact(self, tmp_path):
+        found = measure(LAYER, draw(2, T, 8), rows=[4, 0, 5], budget=2**30)
+        found.save(tmp_path / "map.nc")
+        again = SensitivityMap.load(tmp_path / "map.nc")
+        assert (again.query_times.tolist(), again.length) == ([4, 0, 5], T)
+        assert again.summary() == found.summary()
+        assert found.to_xarray()["norms"].sel(query=4, key=3).shape == (2,)
+
+    def test_weights_that_were_summed_up_are_kept_in_the_file(self, tmp_path):
+        whole = measure(LAYER, draw(2, T, 8))
+        found = dataclasses.replace(whole, attention=None, weight_sums=whole.attention_sums())
+        found.save(tmp_path / "map.nc")
+        assert SensitivityMap.load(tmp_path / "map.nc").key_sink() == whole.key_sink()
+
+    @pytest.mark.parametrize("times", [[0, 0], [0, 4], [-1, 0], [0]])
+    def test_times_that_are_not_those_of_the_rows(self, times):
+        with pytest.raises(InputError, match="query_times must name each of the 2 rows of the map once, from 0 to 3"):
+            check_times(torch.tensor(times), 2, 4)
 
 
 class TestTexts:

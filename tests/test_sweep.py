@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from oracles import draw
+from tolerances import assert_close
 from torch import Tensor, nn
 
 from sensitivity import InputError, RunError, SensitivityMap, SoftmaxAttention, checks, measure
@@ -511,6 +512,53 @@ def test_another_process_finds_the_same_numbers() -> None:
     )
     assert first == second
     assert json.loads(first)["layers"][0]["per_length"][0]["length"] == 2
+
+
+# -- without maps ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"diagonal_bias": -math.inf, "residual": False}])
+def test_statistics_alone_are_those_beside_the_maps(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sensitivity.sweep.source.RANDOM_BATCH", 3 * 16 * 8)  # batches of three samples, of eight
+    source = RandomTokens(SoftmaxAttention.random(8, 2, dtype=torch.float64, **options), samples=8)
+    whole, alone = sweep(source, [8, 16]), sweep(source, [8, 16], statistics_only=True)
+    assert (whole.kept("attention"), alone.kept("attention")) == ((16,), ())
+    for length in (8, 16):
+        one, other = (found.record("attention", length) for found in (alone, whole))
+        assert sorted(one.statistics) == sorted(other.statistics)
+        for name, statistic in other.statistics.items():
+            found = one.statistics[name]
+            assert (float(found), found.where) == (pytest.approx(float(statistic), rel=1e-9), statistic.where), name
+            assert found.null == pytest.approx(statistic.null, rel=1e-9, nan_ok=True), name
+            if statistic.samples is not None:
+                assert_close(found.samples, statistic.samples, "maps")
+        assert one.bounds.keys() == other.bounds.keys()
+        assert torch.equal(one.groups, other.groups)
+        for name, profile in other.profiles.items():
+            assert_close(one.profiles[name], profile, "maps")
+
+
+def test_some_rows_of_every_sequence(tmp_path: Path) -> None:
+    layer, tokens = SoftmaxAttention.random(8, 2, dtype=torch.float64), draw(2, 16, 8)
+    found = sweep(lambda length: {"one": (layer, tokens[:, :length])}, [4, 16], rows=5, seed=3)
+    direct = measure(layer, tokens, rows=5, seed=3, keep="statistics")
+    assert float(found.record("one").statistics["sink_ratio"]) == pytest.approx(float(direct.sink_ratio()), rel=1e-12)
+    assert len(found.record("one", 4).statistics["off_diagonal"].rows) == 4  # there are no more
+    found.save(tmp_path / "some.nc")
+    again = Sweep.load(tmp_path / "some.nc")
+    assert again.summary() == found.summary()
+
+
+def test_batches_with_masks_of_their_own_cannot_be_summed_up() -> None:
+    def source(length: int) -> Iterator[Batch]:
+        for start in (0, 1):
+            padding = torch.zeros(1, length, dtype=torch.bool)
+            padding[0, start] = True
+            layer = SoftmaxAttention.random(8, 2, dtype=torch.float64, padding=padding)
+            yield Batch({"one": Sequences(layer, draw(1, length, 8))}, (start + 1) / 2)
+
+    with pytest.raises(InputError, match=r"the batches of samples see different pairs .* or keep the maps"):
+        sweep(source, [8], statistics_only=True, bounds=())
 
 
 @pytest.mark.parametrize("lengths", [None, 12, "12,24"])

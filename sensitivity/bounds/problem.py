@@ -65,7 +65,7 @@ class Problem:
     @cached_property
     def pairs(self) -> Bool[Tensor, "sample row key"]:
         """Pairs that the layer connects: visible to some head, or on the diagonal; neither end padded."""
-        visible = (~self.attention.hidden(self.length)).any(dim=1)[:, self.rows] | self.diagonal
+        visible = (~self.attention.hidden(self.length, self.rows)).any(dim=1) | self.diagonal
         return visible & self.seen[:, self.rows, None] & self.seen[:, None, :]
 
     @cached_property

@@ -24,6 +24,11 @@ from sensitivity.errors import InputError
 @click.option("--sensors", type=int, help="Sensors of each window that are measured. [default: 32, or all if fewer]")
 @click.option("--norm", type=click.Choice(["frobenius", "rms", "spectral"]), default="frobenius", show_default=True,
               help="Norm of the Jacobian blocks.")  # fmt: skip
+@click.option("--keep", type=click.Choice(["map", "statistics"]), default="map", show_default=True,
+              help="'statistics' keeps no maps and draws no heatmaps, for sequences that are long.")  # fmt: skip
+@click.option(
+    "--rows", type=int, help="Measure so many query rows, drawn with --seed; keeps statistics. [default: all]"
+)
 @seed_option()
 @out_option("measurement")
 @click.option("--json", "as_json", is_flag=True, help="Print the content of summary.json and nothing else.")
@@ -57,12 +62,15 @@ def _job(options: dict[str, Any]) -> Any:
 
     if (options["model"] is None) == (options["random"] is None):
         raise InputError("say what to measure, either with --model FILE or with --random dim=72,heads=8.")
-    for name in ("samples", "sensors"):
+    for name in ("samples", "sensors", "rows"):
         if options[name] is not None and options[name] < 1:
             raise InputError(f"--{name} must be at least 1, not {options[name]}.")
+    streaming = {name: options.pop(name) for name in ("keep", "rows")}
     if options["random"] is None:
-        return job.of_model(**{name: value for name, value in options.items() if name != "random"})
+        found = job.of_model(**{name: value for name, value in options.items() if name != "random"})
+        return job.streaming(found, **streaming)
     others = [name for name in ("data", "graph", "layers", "sensors", "builder") if options[name] is not None]
     if others:
         raise InputError(f"--random draws its own layers and tokens, so --{others[0]} has no meaning; leave it out.")
-    return job.of_random(**{name: options[name] for name in ("random", "lengths", "samples", "norm", "seed")})
+    found = job.of_random(**{name: options[name] for name in ("random", "lengths", "samples", "norm", "seed")})
+    return job.streaming(found, **streaming)

@@ -14,7 +14,7 @@ from sensitivity import statistics
 from sensitivity.errors import InputError
 from sensitivity.plot import style
 from sensitivity.plot.heatmap import heatmap
-from sensitivity.result import SensitivityMap
+from sensitivity.result import Measurement, SensitivityMap
 
 
 def attention(
@@ -55,8 +55,11 @@ def diagonal_mass(
     Raises:
         InputError: no weights, or rows that do not sum to 1.
     """
-    found, mask, name = _weights(weights, attended)
-    mass = statistics.diagonal_attention(found, mask)
+    name = weights.name if isinstance(weights, Measurement) else ""
+    if isinstance(weights, Measurement):
+        mass = weights.diagonal_attention()
+    else:
+        mass = statistics.diagonal_attention(*_weights(weights, attended)[:2])
     heads = style.array(mass.heads)
     ax = style.axes(ax, max(6.0, 2.5 + 0.35 * len(heads)), 3.4)
     ax.bar(np.arange(len(heads)), heads, color=style.DIAGONAL, width=0.7, label="on the diagonal")
@@ -73,8 +76,8 @@ def diagonal_mass(
 def _weights(weights: Any, attended: Tensor | None) -> tuple[Tensor, Tensor, str]:
     """Weights, the pairs that attend (both ``(sample, head, query, key)``), and the layer's name."""
     name = ""
-    if isinstance(weights, SensitivityMap):
-        if weights.attention is None:
+    if isinstance(weights, Measurement):
+        if not isinstance(weights, SensitivityMap) or weights.attention is None:
             raise InputError("this map holds no attention weights; measure an attention layer, with layer=NAME.")
         name, attended = weights.name, weights.attended_pairs()
         weights = weights.attention

@@ -12,10 +12,11 @@ from matplotlib.colors import LogNorm, Normalize, to_rgb
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter
 from matplotlib.transforms import ScaledTranslation
+from torch import Tensor
 
 from sensitivity.errors import InputError
 from sensitivity.plot import style
-from sensitivity.result import SensitivityMap
+from sensitivity.result import Measurement, SensitivityMap
 from sensitivity.statistics import mean_map
 
 DECADES = 6  # a logarithmic scale reaches this far below the largest value; what is smaller takes the lowest colour
@@ -40,6 +41,7 @@ def heatmap(
 
     Args:
         values: a :class:`SensitivityMap`, or norms ``(query, key)`` or ``(sample, query, key)``; samples are averaged.
+            Of a map of some rows these are drawn, at their query times.
         visible: the pairs that count, of the same shape; all unless given, or those of the map.
         ax: where to draw; new Axes unless given.
         path: one path's norms instead of the total (maps only).
@@ -55,12 +57,20 @@ def heatmap(
     Raises:
         InputError: a visible value that is negative or not finite; axes that are not (query, key).
     """
-    if isinstance(values, SensitivityMap):
+    times = None
+    if isinstance(values, Measurement):
+        if not isinstance(values, SensitivityMap):
+            raise InputError("statistics hold no map to draw; measure with keep='map', or some query rows with rows=.")
         title = (
             title if title is not None else " ".join(part for part in (values.name, path and f"({path} path)") if part)
         )
         label = label or style.NORM_LABELS[values.norm]
-        values, visible = (values.norms if path is None else values.path(path)), values.visible
+        norms = values.norms if path is None else values.path(path)
+        if len(values.query_times) < values.length:
+            times, order = values.query_times.sort()
+            values, visible = norms[:, order], values.visible[:, order]
+        else:
+            values, visible = norms, values.visible
     shown, mask = _mean(values, visible, sample)
     _check(shown, mask)
     block = max(1, -(-max(shown.shape) // cells))
@@ -74,11 +84,19 @@ def heatmap(
     ax.set_aspect("equal" if shown.shape[0] == shown.shape[1] else "auto")
     style.step_ticks(ax.xaxis)
     style.step_ticks(ax.yaxis)
+    if times is not None:
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda row, _: _time(times, row)))
+        ax.set_ylabel(f"{style.QUERY}, {len(times)} rows")
     if title:
         ax.set_title(title, fontsize="medium")
     if legend:
         _legend(ax, zeros=bool((seen & (image == 0)).any()), masked=bool((~seen).any()))
     return ax
+
+
+def _time(times: Tensor, row: float) -> str:
+    """The query time of a row that is one of some."""
+    return str(int(times[round(row)])) if 0 <= round(row) < len(times) else ""
 
 
 def _mean(values: Any, visible: Any, sample: int | None) -> tuple[np.ndarray, np.ndarray]:

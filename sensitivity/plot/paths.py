@@ -12,13 +12,13 @@ from matplotlib.axes import Axes
 
 from sensitivity.errors import InputError
 from sensitivity.plot import style
-from sensitivity.result import SensitivityMap
+from sensitivity.result import Measurement
 
 PARTS = {"diagonal": "on", "off_diagonal": "off"}
 
 
 def path_shares(
-    shares: Mapping[Any, Any] | SensitivityMap,
+    shares: Mapping[Any, Any] | Measurement,
     ax: Axes | None = None,
     *,
     part: str | None = None,
@@ -28,7 +28,8 @@ def path_shares(
 
     Args:
         shares: what is compared, in order: layer names or lengths to what
-            :func:`sensitivity.statistics.path_shares` returns, or to a :class:`SensitivityMap`; or a single map.
+            :func:`sensitivity.statistics.path_shares` returns, or to a :class:`SensitivityMap` or its statistics; or
+            one of these alone.
         ax: where to draw; new Axes unless given.
         part: ``diagonal`` or ``off_diagonal``; both unless given.
         title: of the Axes.
@@ -36,7 +37,7 @@ def path_shares(
     Raises:
         InputError: nothing to draw, or an unknown part.
     """
-    if isinstance(shares, SensitivityMap):
+    if isinstance(shares, Measurement):
         shares = {shares.name or f"T={shares.length}": shares}
     if not shares:
         raise InputError("there are no path shares to draw; give at least one layer or length.")
@@ -69,7 +70,7 @@ def _bars(shares: Mapping[Any, Any], parts: list[str]) -> list[tuple[float, str,
     bars, y = [], 0.0
     for key, entry in shares.items():
         name = f"T={key}" if isinstance(key, int | np.integer) else str(key)
-        found = entry.path_shares() if isinstance(entry, SensitivityMap) else entry
+        found = entry.path_shares() if isinstance(entry, Measurement) else entry
         for part in parts:
             label = name if len(parts) == 1 else f"{name}, {PARTS[part]}"
             bars.append((y, label, {path: float(share) for path, share in found[part].items()}))

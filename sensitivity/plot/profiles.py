@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from sensitivity.errors import InputError
 from sensitivity.plot import style
-from sensitivity.result import SensitivityMap
+from sensitivity.result import Measurement
 
 
 def lag_profile(
@@ -19,7 +19,7 @@ def lag_profile(
     """Draws mean sensitivity by lag ``i - j``; a map is drawn raw and with the residual path removed.
 
     Args:
-        profile: a :class:`SensitivityMap`, or the profile ``(lag,)`` of length ``2T - 1``.
+        profile: a :class:`SensitivityMap`, its statistics, or the profile ``(lag,)`` of length ``2T - 1``.
         ax: where to draw; new Axes unless given.
         norm: which norm was measured (maps know theirs).
         label: in the legend.
@@ -28,9 +28,9 @@ def lag_profile(
     Raises:
         InputError: a profile that is not one-dimensional and of odd length.
     """
-    if isinstance(profile, SensitivityMap):
+    if isinstance(profile, Measurement):
         lines = {label or "raw": profile.lag_profile()}
-        if profile.diagonal is not None:
+        if profile.has_removed:
             lines["residual removed"] = profile.lag_profile(residual_removed=True)
         norm, title = profile.norm, title if title is not None else profile.name
     else:
@@ -52,9 +52,9 @@ def primacy_profile(
     profile: Any, ax: Axes | None = None, *, norm: str = "frobenius", label: str | None = None, title: str | None = None
 ) -> Axes:
     """Draws mean sensitivity by key time; arguments as in :func:`lag_profile`, with a profile ``(key,)``."""
-    if isinstance(profile, SensitivityMap):
+    if isinstance(profile, Measurement):
         lines = {label or "raw": profile.primacy_profile()}
-        if profile.diagonal is not None:
+        if profile.has_removed:
             lines["residual removed"] = profile.primacy_profile(residual_removed=True)
         norm, title = profile.norm, title if title is not None else profile.name
     else:

@@ -175,7 +175,8 @@ class SensitivityMap(Measurement):
         """The pairs that attend and whose query is not padding."""
         if self.attended is None:
             return self.visible[:, None]
-        return self.attended & self.visible.any(dim=-1)[:, None, :, None]
+        shown = self.visible.any(dim=-1)
+        return self.attended if shown.all() else self.attended & shown[:, None, :, None]
 
     # -- files and figures ---------------------------------------------------------------------------------------
 

@@ -37,13 +37,13 @@ def _lines(found: Measurement) -> tuple[str, list[tuple[str, str]]]:
     name = f" {textwrap.shorten(found.name, 30, placeholder='...')!r}" if found.name else ""
     length = f"T={found.length}" if found.square else f"{found.length} queries x {found.keys} keys"
     rows = len(found.query_times)
-    if rows < found.length:
-        length += f" ({rows} of {found.length} rows)"
     width = f", D={found.in_dim}" if found.in_dim else ""
     if found.in_dim and found.out_dim and found.out_dim != found.in_dim:
         width = f", D={found.in_dim} to {found.out_dim}"
     samples = f"{found.samples} sample{'s' if found.samples != 1 else ''}"
     lines = [("engine", found.engine)] if found.engine else []
+    if rows < found.length:
+        lines.append(("query rows", f"{rows} of {found.length}"))
     sums = found.sums()
     lines += _map_lines(found, sums) + _attention_lines(found)
     if found.path_names:

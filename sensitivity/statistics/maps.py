@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -259,6 +259,29 @@ class RowStatistics:
         self._sums = {name[4:]: value for name, value in arrays.items() if name.startswith("sum_")}
         self._counts = {name[6:]: value for name, value in arrays.items() if name.startswith("count_")}
         return self
+
+    @classmethod
+    def merged(cls, parts: Sequence[RowStatistics]) -> RowStatistics:
+        """The sums of all samples of several accumulators, of the same rows.
+
+        Raises:
+            InputError: their samples see different pairs, so that the mean map is no mean of their mean maps.
+        """
+        first, samples = parts[0], sum(part.samples for part in parts)
+        if not all(
+            torch.equal(part._counts[name][0], first._counts[name][0]) for part in parts for name in ("row", "key")
+        ):
+            raise InputError(
+                "the batches of samples see different pairs (padding or masks of their own), so their mean map cannot "
+                "be summed up batch by batch; hand them in together, or keep the maps."
+            )
+        whole = cls(samples, first.queries, first.keys, first.times)
+        for mine, name in ((whole._sums, "_sums"), (whole._counts, "_counts")):
+            for key in getattr(first, name):
+                own = [getattr(part, name)[key] for part in parts]
+                mean = torch.stack([part.samples * value[0] for part, value in zip(parts, own, strict=True)]).sum(dim=0)
+                mine[key] = torch.cat([mean[None] / samples, *(value[1:] for value in own)])
+        return whole
 
     def _diagonals(self, residual_removed: bool) -> Tensor:
         """The diagonals ``(map, row)``, NaN where they do not count."""

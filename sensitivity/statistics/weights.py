@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -116,6 +116,14 @@ class AttentionStatistics:
         self = cls(samples, heads, queries, keys, times)
         self._values = {name: arrays[name] for name in self._values}
         return self
+
+    @classmethod
+    def merged(cls, parts: Sequence[AttentionStatistics]) -> AttentionStatistics:
+        """The sums of all samples of several accumulators, of the same rows."""
+        first = parts[0]
+        whole = cls(sum(part.samples for part in parts), first.heads, first.queries, first.keys, first.times)
+        whole._values = {name: torch.cat([part._values[name] for part in parts]) for name in first._values}
+        return whole
 
     def diagonal(self) -> Statistic:
         """Mean weight on the diagonal; null: one over the visible keys, 0 in rows whose diagonal is hidden.

@@ -20,6 +20,7 @@ from sensitivity.sweep.bounds import DEFAULT
 from sensitivity.sweep.record import Record
 from sensitivity.sweep.result import Sweep
 from sensitivity.sweep.source import Source, batches
+from sensitivity.sweep.streamed import StreamedSums
 from sensitivity.sweep.sums import LayerSums
 
 Progress = Callable[[int, float], None]
@@ -34,6 +35,8 @@ def sweep(
     bounds: Sequence[str] = DEFAULT,
     keep: Collection[int] = (),
     seed: int = 0,
+    statistics_only: bool = False,
+    rows: Any = None,
     directory: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
@@ -53,7 +56,10 @@ def sweep(
         norm: ``frobenius``, ``rms`` or ``spectral``.
         bounds: bounds of ``sensitivity.bounds`` to check; an empty sequence for none.
         keep: lengths whose mean maps are kept besides the longest.
-        seed: of the bootstrap of the decay exponents; the source has its own.
+        seed: of the bootstrap of the decay exponents, and of the choice of rows; the source has its own.
+        statistics_only: keep no map at any length, so that memory grows with the length and not with its square.
+        rows: measure so many query rows of every sequence, drawn with ``seed``, or those of the given query times; all
+            by default. No maps are kept of some rows.
         directory: where finished lengths are kept until the sweep is done.
         settings: what the numbers depend on, as plain values; only lengths measured under the same are taken up again.
         resume: take up finished lengths from ``directory``.
@@ -73,13 +79,23 @@ def sweep(
         if name not in NAMES or name == "stack":
             raise InputError(f"unknown bound {name!r}; choose from {', '.join(n for n in NAMES if n != 'stack')}.")
     settings = {"norm": norm, "bounds": list(bounds), **(settings or {})}
+    if rows is not None:
+        settings |= {"rows": rows, "seed of rows": seed}
+    if statistics_only:
+        settings["statistics only"] = True
+
+    def sums(name: str, length: int) -> LayerSums | StreamedSums:
+        if statistics_only or rows is not None:
+            return StreamedSums(name, length, norm, bounds, rows, seed)
+        return LayerSums(name, length, norm, bounds)
+
     parts: list[Sweep] = []
     errors: dict[int, Exception] = {}
     for length in lengths:
         place = None if directory is None else Path(directory) / f"T{length}-{fingerprint(settings)[:16]}.nc"
         part = Sweep.load(place) if resume and place is not None and place.is_file() else None
         if part is None:
-            found = _attempt(source, length, norm, bounds, progress)
+            found = _attempt(source, length, sums, progress)
             if isinstance(found, Exception):
                 errors[length] = found
                 continue
@@ -110,10 +126,10 @@ def reason(error: Exception) -> str:
 
 
 def _attempt(
-    source: Source, length: int, norm: Norm, bounds: Sequence[str], progress: Progress | None
+    source: Source, length: int, new: Callable[[str, int], LayerSums | StreamedSums], progress: Progress | None
 ) -> list[Record] | Exception:
     """The records of one length, or why there are none."""
-    sums: dict[str, LayerSums] = {}
+    sums: dict[str, LayerSums | StreamedSums] = {}
     stream = None
     while True:
         try:  # the source runs foreign models, which may raise anything at a length that they were not made for
@@ -126,8 +142,9 @@ def _attempt(
         done = batch.share
         try:
             for name, one in batch.layers.items():
-                layer = sums.setdefault(name, LayerSums(name, length, norm, bounds))
-                layer.update(one.attention, one.tokens, one.groups)
+                if name not in sums:
+                    sums[name] = new(name, length)
+                sums[name].update(one.attention, one.tokens, one.groups)
         except (SensitivityError, MemoryError, torch.OutOfMemoryError) as error:
             return error
         if progress is not None:

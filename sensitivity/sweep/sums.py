@@ -21,6 +21,13 @@ from sensitivity.sweep.record import OFF_PATHS, ON_PATHS, Record
 _HALF = (torch.float16, torch.bfloat16)
 
 
+def in_one_type(attention: SoftmaxAttention, tokens: Tensor) -> tuple[SoftmaxAttention, Tensor]:
+    """Layer and tokens in one floating type, at least single precision."""
+    dtype = torch.promote_types(attention.dtype, tokens.dtype)
+    dtype = torch.float32 if dtype in _HALF else dtype
+    return attention.to(dtype=dtype, device=tokens.device), tokens.to(dtype)
+
+
 class LayerSums:
     """Accumulates one layer at one length over batches of sequences; holds a few maps, never one for each sample.
 
@@ -48,9 +55,7 @@ class LayerSums:
         groups: Int[Tensor, " sample"] | None = None,
     ) -> None:
         """Measures some sequences, tile by tile."""
-        dtype = torch.promote_types(attention.dtype, tokens.dtype)
-        dtype = torch.float32 if dtype in _HALF else dtype
-        attention, tokens = attention.to(dtype=dtype, device=tokens.device), tokens.to(dtype)
+        attention, tokens = in_one_type(attention, tokens)
         with torch.no_grad():
             stream = closed_form.tiles(attention, tokens, norm=self.norm, paths=True)
             for _, tiles in groupby(stream, key=lambda tile: (tile.samples.start, tile.samples.stop)):

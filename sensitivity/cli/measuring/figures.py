@@ -29,13 +29,13 @@ def draw(found: Sweep, folder: Path) -> list[str]:
             _decay(found, layer, ax)
     drawn["lag_profile.png"] = _grid(rows, columns, 6.8, 3.8)
     for ax, layer in zip(drawn["lag_profile.png"].flat, layers, strict=False):
-        plot.lag_profile(found.map(layer), ax=ax, title=f"{layer}, T={found.lengths[-1]}")
+        _lag_profile(found, layer, ax)
     for name in ("decay.png", "lag_profile.png"):
         for ax in list(drawn[name].flat)[len(layers) :] if name in drawn else []:
             ax.set_visible(False)
-    shares = {layer: found.map(layer) for layer in layers}
+    shares = {layer: _shares(found, layer) for layer in layers}
     drawn["path_shares.png"] = plot.path_shares(shares, title=f"T={found.lengths[-1]}")
-    drawn |= {f"heatmap_{_file(layer)}.png": _heatmaps(found, layer) for layer in layers}
+    drawn |= {f"heatmap_{_file(layer)}.png": _heatmaps(found, layer) for layer in layers if found.kept(layer)}
     for name, axes in drawn.items():
         plot.save(axes if not hasattr(axes, "flat") else axes[0, 0], folder / name)
     return list(drawn)
@@ -61,6 +61,26 @@ def _decay(found: Sweep, layer: str, ax: Any) -> None:
         norm=found.norm,
         title=layer,
     )
+
+
+def _lag_profile(found: Sweep, layer: str, ax: Any) -> None:
+    """The profile at the longest length: of the map, or as it was summed up where no map was kept."""
+    length = found.lengths[-1]
+    title = f"{layer}, T={length}"
+    if length in found.kept(layer):
+        plot.lag_profile(found.map(layer), ax=ax, title=title)
+    else:
+        plot.lag_profile(found.record(layer).profiles["lag"], ax=ax, norm=found.norm, title=title)
+
+
+def _shares(found: Sweep, layer: str) -> dict[str, dict[str, float]]:
+    """Shares of the paths on and off the diagonal at the longest length."""
+    one, shares = found.record(layer).statistics, {}
+    for part in ("diagonal", "off_diagonal"):
+        means = {name: float(one.get(f"{part}_{name}", 0.0)) for name in ("residual", "value", "key", "query")}
+        total = math.fsum(means.values())
+        shares[part] = {name: mean / total if total else math.nan for name, mean in means.items()}
+    return shares
 
 
 def _by_unit(found: Sweep, layer: str, statistic: str, lengths: list[int]) -> torch.Tensor:

@@ -53,6 +53,8 @@ class Folder:
                     bounds=job.bounds,
                     keep=job.keep,
                     seed=job.seed,
+                    statistics_only=job.statistics_only,
+                    rows=job.rows,
                     directory=self.path / PARTS,
                     settings=job.settings,
                     resume=resume,

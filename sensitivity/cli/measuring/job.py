@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import warnings
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ class Job:
         headline: what is measured, line by line.
         notes: what the reader should know.
         bounds: bounds to check.
+        statistics_only: whether no map is kept at any length.
+        rows: how many query rows of every sequence are measured; all unless given.
     """
 
     source: Source
@@ -53,6 +56,8 @@ class Job:
     headline: list[str]
     notes: list[str] = field(default_factory=list)
     bounds: tuple[str, ...] = BOUNDS
+    statistics_only: bool = False
+    rows: int | None = None
 
 
 def of_random(random: str, lengths: list[int] | None, samples: int | None, norm: str, seed: int) -> Job:
@@ -138,6 +143,24 @@ def of_model(
         provenance=_provenance(arguments, lengths, norm, seed, samples, dtype) | {"model": named, "data": described},
         headline=_headline(named, traffic, samples, sensors, len(names)),
         notes=[*loaded.notes, *notes, *more, *_beyond(loaded.model, lengths[-1], trained)],
+    )
+
+
+def streaming(job: Job, keep: str, rows: int | None) -> Job:
+    """The job that keeps statistics and no maps, or measures some query rows of every sequence."""
+    if keep == "map" and rows is None:
+        return job
+    given = {"--keep": "statistics"} if keep == "statistics" else {}
+    given |= {} if rows is None else {"--rows": str(rows)}
+    command = " ".join([job.provenance["command"], *(word for pair in given.items() for word in pair)])
+    some = [] if rows is None else [f"{rows} query rows of every sequence, drawn with seed {job.seed}"]
+    return dataclasses.replace(
+        job,
+        statistics_only=True,
+        rows=rows,
+        settings=job.settings | given,
+        provenance=job.provenance | {"command": command},
+        headline=[*job.headline, *some],
     )
 
 
