@@ -43,24 +43,41 @@ def log_sink_ratio(
     diagonal = torch.eye(length, dtype=torch.bool, device=tokens.device)
     counted = attended_and_counted(attention, length)[1].expand(len(tokens), -1, -1)
     rows = RowSource(attention, tokens).rows(torch.arange(length, device=tokens.device))
-    on = _mean(_diagonal_squares(attention, rows, residual), counted.diagonal(dim1=1, dim2=2))
-    off = _mean(_squares(attention, rows), counted & ~diagonal)
+    mean = rows.weights @ rows.source.value  # the rows' own means are written into buffers, which carry no graph
+    on = _mean(_diagonal_squares(attention, rows, mean, residual), counted.diagonal(dim1=1, dim2=2))
+    off = _mean(_squares(attention, rows, mean), counted & ~diagonal)
     return (on.log() - off.clamp_min(torch.finfo(off.dtype).tiny).log()) / 2
 
 
-def _squares(attention: SoftmaxAttention, rows: Rows) -> Float[Tensor, "sample query key"]:
+def _squares(
+    attention: SoftmaxAttention, rows: Rows, mean: Float[Tensor, "sample head row value_width"]
+) -> Float[Tensor, "sample query key"]:
     """Squared norms of the value and key paths of every pair."""
     geometry = Geometry.of(attention)
-    brackets = geometry.rows(rows.query, rows.mean) @ geometry.columns(rows.source.value).mT
-    return (brackets * rows.weights[:, geometry.first] * rows.weights[:, geometry.second]).sum(dim=1)
+    left, right = geometry.rows(rows.query, mean), geometry.columns(rows.source.value)
+    weights = rows.weights.movedim(1, 0)
+    own = left.own @ right.own * weights.square()
+    cross = left.cross @ right.cross * weights[geometry.first] * weights[geometry.second]
+    return own.sum(dim=0) + cross.sum(dim=0)
 
 
 def _diagonal_squares(
-    attention: SoftmaxAttention, rows: Rows, residual: Tensor | None
+    attention: SoftmaxAttention,
+    rows: Rows,
+    mean: Float[Tensor, "sample head row value_width"],
+    residual: Tensor | None,
 ) -> Float[Tensor, "sample query"]:
     """Squared norms of the diagonal blocks, all paths together."""
-    inner, _ = rows.diagonal_inner(attention)
-    total = attention.output_weight.movedim(0, 1).flatten(1) @ inner.flatten(2, 3)
+    value, key = rows.source.value, rows.source.key
+    weight = rows.weights.diagonal(dim1=-2, dim2=-1)[..., None]
+    products = (value[..., :, None] * key[..., None, :]).flatten(-2)
+    second = (rows.weights @ products).unflatten(-1, (value.shape[-1], key.shape[-1]))
+    covariance = second - mean[..., :, None] * (rows.weights @ key)[..., None, :]
+    gradient = attention.scale * rows.query @ attention.key_weight
+    inner = covariance @ (attention.scale * attention.query_weight[:, None])
+    inner = inner + weight[..., None] * attention.value_weight[:, None]
+    inner = inner + (weight * (value - mean))[..., None] * gradient[..., None, :]
+    total = attention.output_weight.movedim(0, 1).flatten(1) @ inner.movedim(1, 2).flatten(2, 3)
     factor = attention.residual if residual is None else residual
     identity = torch.eye(*total.shape[-2:], dtype=total.dtype, device=total.device)
     return (total + factor * identity).square().sum(dim=(-2, -1))
