@@ -16,7 +16,7 @@ from sensitivity.jacobian import steps
 from sensitivity.jacobian.autodiff import blocks, norm_maps
 from sensitivity.jacobian.recurrent import Recurrences
 
-TOKENS = draw(3, LENGTH, DIM)
+TOKENS = draw(2, LENGTH, DIM)
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {
     "lstm": nn.LSTM,
     "lstm, projected": lambda *sizes, **options: nn.LSTM(*sizes, proj_size=3, **options),
@@ -31,7 +31,7 @@ OPTIONS = [
 
 
 class Everything(nn.Module):
-    """Outputs and last states side by side, from a first state that depends on the tokens."""
+    """Outputs and last states, mixed into few features, from a first state that depends on the tokens."""
 
     def __init__(self, kind: str, options: dict[str, object]) -> None:
         super().__init__()
@@ -45,7 +45,8 @@ class Everything(nn.Module):
         output, last = self.layer(tokens if self.first else tokens.transpose(0, 1), begin)
         output = output if self.first else output.transpose(0, 1)
         last = torch.cat(last, dim=-1) if isinstance(last, tuple) else last
-        return torch.cat([output, last.transpose(0, 1).flatten(1)[:, None].expand(-1, LENGTH, -1)], dim=-1)
+        parts = output, last.transpose(0, 1).flatten(1)[:, None]
+        return sum(part @ draw(part.shape[-1], 2, seed=3).to(part) for part in parts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,9 +65,8 @@ def test_one_cotangent_at_a_time(kind):
     outside = model(leaf)
     assert_close(inside, outside, "blocks")
     direction = draw(*inside.shape, seed=1)
-    for chosen in (direction, direction * torch.eye(inside.shape[-1])[0], direction * torch.eye(inside.shape[-1])[-1]):
-        (found,), (expected,) = (torch.autograd.grad(out, leaf, chosen, retain_graph=True) for out in (inside, outside))
-        assert_close(found, expected, "blocks")
+    found, expected = (torch.autograd.grad(out, leaf, direction)[0] for out in (inside, outside))
+    assert_close(found, expected, "blocks")
 
 
 @pytest.mark.parametrize("kind", KINDS)
