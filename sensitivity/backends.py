@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -168,7 +168,9 @@ def by_autodiff(target: Target, request: Request) -> Found:
     maps = _norm_maps(target, request, queries, times)
     notes = list(maps.notes)
     order = torch.arange(queries) if times is None else times
-    if target.attention is None and _one_sided([_sides(maps.total, order)], masks, order):
+    sides = [_sides(maps.total, order)]
+    _warn_if_nothing(sides, times)
+    if target.attention is None and _one_sided(sides, masks, order):
         masks, notes = masks.as_causal(), [*notes, _CAUSAL]
     kept = KeptMaps(masks, times)
     kept.take(maps)
@@ -179,19 +181,21 @@ def _summed(target: Target, request: Request, masks: Masks, times: Tensor | None
     """The sums of the rows, some at a time, with and without later inputs: which of them count is known at the end."""
     order = torch.arange(masks.queries) if times is None else times
     every, causal = KeptSums(masks, times), KeptSums(masks.as_causal(), times)
-    sides: list[tuple[bool, bool]] = []
+    sides: list[Sides] = []
     notes: list[str] = []
     step = max(1, _BLOCK // (masks.samples * masks.keys))
     engine, dtype = "", target.tokens.dtype
     for rows in watched(order.split(step), len(order), len, f"differentiating {target.name}"):
-        maps = _norm_maps(target, request, masks.queries, rows)
+        whole = times is None and len(rows) == masks.queries
+        maps = _norm_maps(target, request, masks.queries, None if whole else rows)
         engine, dtype = engine or maps.engine, maps.total.dtype
         notes += maps.notes
         tile = Tile(slice(0, masks.samples), rows.to(maps.total.device), maps)
         every.add(tile)
+        sides.append(_sides(maps.total, rows))
         if target.attention is None:
             causal.add(tile)
-            sides.append(_sides(maps.total, rows))
+    _warn_if_nothing(sides, order if len(sides) > 1 else times)
     one_sided = target.attention is None and _one_sided(sides, masks, order)
     notes = list(dict.fromkeys(notes)) + [_CAUSAL] * one_sided
     return Found(causal if one_sided else every, times, masks.queries, dtype, engine, notes)
@@ -206,7 +210,9 @@ def _norm_maps(target: Target, request: Request, queries: int, times: Tensor | N
     if times is not None:
         function = lambda tokens: target.function(tokens)[:, order]  # noqa: E731
         options["times"] = order % keys  # where lengths differ, none is an output's own: its norms are dropped below
-    generator = torch.Generator().manual_seed(request.seed)
+    # probes of every part of the rows are their own; draws of a random function are the same for all rows
+    own = 0 if times is None or request.stochastic else int(times[0])
+    generator = torch.Generator().manual_seed((request.seed + own) % 2**63)
     if request.stochastic:
         maps = _mean_over_draws(function, target.tokens, request.stochastic, generator, options)
     else:
@@ -236,17 +242,30 @@ def _mean_over_draws(
     )
 
 
-def _sides(norms: Tensor, times: Tensor) -> tuple[bool, bool]:
-    """Whether any of some rows depends on a later input, and whether any depends on an earlier one."""
+class Sides(NamedTuple):
+    """On what any of some rows depends: later inputs, earlier ones, its own."""
+
+    later: bool
+    earlier: bool
+    own: bool
+
+
+def _sides(norms: Tensor, times: Tensor) -> Sides:
     keys = torch.arange(norms.shape[2], device=norms.device)
     ahead = keys - times.to(norms.device)[:, None]
-    return bool(norms.masked_select(ahead > 0).any()), bool(norms.masked_select(ahead < 0).any())
+    return Sides(*(bool(norms.masked_select(where).any()) for where in (ahead > 0, ahead < 0, ahead == 0)))
 
 
-def _one_sided(sides: list[tuple[bool, bool]], masks: Masks, times: Tensor) -> bool:
+def _warn_if_nothing(sides: list[Sides], times: Tensor | None) -> None:
+    """Warns of rows that depend on nothing; of whole maps the engine itself warns."""
+    if times is not None and not any(map(any, sides)):
+        autodiff.warn_unused()
+
+
+def _one_sided(sides: list[Sides], masks: Masks, times: Tensor) -> bool:
     """Whether no row depends on a later input although there are some, and some row on an earlier one.
 
     A model without a description whose map vanishes exactly above the diagonal is taken to be causal.
     """
     there = masks.queries == masks.keys > 1 and int(times.min()) < masks.keys - 1
-    return there and not any(later for later, _ in sides) and any(earlier for _, earlier in sides)
+    return there and not any(side.later for side in sides) and any(side.earlier for side in sides)

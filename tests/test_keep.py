@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sensitivity import SensitivityMap, SensitivityStatistics, SoftmaxAttention, backends, measure
-from sensitivity.errors import InputError
+from sensitivity.errors import InputError, SensitivityWarning
 from sensitivity.layers import DiagonalDropout, TemporalAttention
 
 TOKENS = draw(3, 7, 8)
@@ -195,6 +195,16 @@ def test_the_last_row_alone_says_nothing_of_later_inputs():
     found = measure(encoder(), TOKENS, rows=[6])
     assert found.notes == []
     assert found.visible.all()
+
+
+@pytest.mark.parametrize("keep", ["map", "statistics"])
+@pytest.mark.parametrize("block", [2 * 3 * 7, 2**22])
+@pytest.mark.parametrize("rows", [None, [1, 4]])
+def test_rows_that_depend_on_nothing_are_warned_of_once(keep, block, rows, monkeypatch):
+    monkeypatch.setattr(backends, "_BLOCK", block)
+    with pytest.warns(SensitivityWarning, match="the output does not depend on the tokens") as caught:
+        measure(lambda tokens: 0 * tokens, TOKENS, keep=keep, rows=rows)
+    assert len(caught) == 1
 
 
 def test_draws_of_a_model_in_train_mode_are_the_same_in_every_row(monkeypatch):

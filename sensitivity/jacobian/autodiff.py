@@ -127,7 +127,7 @@ def blocks(
         reduction = Blocks(tokens, cotangents)
         _run(function, tokens, trial, cotangents, reduction, options)
     if not reduction.blocks.any():
-        _warn_unused()
+        warn_unused()
     return reduction.blocks
 
 
@@ -219,13 +219,14 @@ def _seed(generator: torch.Generator | None) -> None:
 def _warn_if_unused(maps: NormMaps) -> None:
     unused = (~maps.total.bool().any(dim=1).any(dim=0)).nonzero().flatten().tolist()
     if len(unused) == maps.total.shape[-1]:
-        _warn_unused()
+        warn_unused()
     elif unused:
         shown = ", ".join(map(str, unused[:8])) + (", ..." if len(unused) > 8 else "")
         maps.notes.append(f"no output depends on input time {shown}")
 
 
-def _warn_unused() -> None:
+def warn_unused() -> None:
+    """Warns of an output that depends on no token."""
     warnings.warn(
         "the output does not depend on the tokens: every sensitivity is exactly zero.", SensitivityWarning, stacklevel=4
     )
