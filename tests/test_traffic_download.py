@@ -207,6 +207,8 @@ def test_what_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "metr-la.h5").mkdir()
     with pytest.raises(InputError, match=r"metr-la.h5 is not a regular file; choose another folder with --to"):
         traffic.fetch("metr-la", tmp_path)
+    with pytest.raises(InputError, match=r"cannot write to /proc/nowhere: .*; choose another folder"):
+        traffic.fetch("metr-la", "/proc/nowhere")
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(InputError, match=r"needs pooch, which is not installed; run: pip install 'attention-sensi"):
         traffic.fetch("metr-la", tmp_path / "new")

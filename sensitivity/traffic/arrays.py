@@ -133,7 +133,7 @@ def _speeds_name(arrays: Mapping[str, Any], key: str | None, path: Path) -> str:
     if {"x", "y"} <= set(arrays):
         raise InputError(f"{path} holds windows that were cut already ({listed}); give the series they were cut from.")
     names = " or ".join(map(repr, SPEEDS))
-    raise InputError(f"{path} has no array {names}; it has {listed}: choose one with key=.")
+    raise InputError(f"{path} has no array {names}; it has {listed}: choose one with key= (data info: --key).")
 
 
 def _first(arrays: Mapping[str, Any], names: tuple[str, ...]) -> Any:

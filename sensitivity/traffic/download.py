@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sensitivity.errors import InputError, RunError
-from sensitivity.files import replacing
+from sensitivity.files import check_folder, replacing
 from sensitivity.traffic.files import checksum
 from sensitivity.traffic.published import DATASETS, Published
 
@@ -77,6 +77,7 @@ def _get(places: Sequence[Published], folder: Path, progress: Progress | None) -
     for file in places:
         if _is_there(folder / file.name, file):
             return Fetched(folder / file.name, file, new=False)
+    check_folder(folder)
     failures: list[str] = []
     for file in places:
         try:

@@ -59,7 +59,9 @@ def _read(file: Any, key: str | None, channel: int, path: Path) -> Table:
             raise InputError(f"{path} holds a table without channels, so there is no channel {channel}.")
         return _read_table(file[tables[0] if wanted is None else wanted], path)
     if key is None and tables:
-        raise InputError(f"{path} holds several tables ({', '.join(sorted(tables))}); choose one with key=.")
+        raise InputError(
+            f"{path} holds several tables ({', '.join(sorted(tables))}); choose one with key= (data info: --key)."
+        )
     if wanted in foreign or (foreign and not tables and not arrays):
         name = wanted if wanted in foreign else next(iter(foreign))
         raise InputError(
