@@ -19,8 +19,6 @@ from sensitivity.jacobian.norms import Norm, NormMaps
 from sensitivity.target import Target
 
 KEEPS = ("map", "statistics")
-_HEIGHT = 16  # rows of a tile, so that what all keys have in common is read once for that many
-_WIDEST = 2**25  # numbers of a tile however long the sequence is
 _BLOCK = 2**22  # entries of the maps that automatic differentiation hands on at a time
 _CAUSAL = "no output depends on a later input: the model was taken to be causal"
 _WAY_OUT = (
@@ -102,9 +100,8 @@ def _rows_of(tile: Tile) -> int:
 
 
 def tile_size(attention: SoftmaxAttention, length: int) -> int:
-    """Numbers in a tile: more for long sequences, where a tile of the usual size would be a row or two."""
-    per_row = length * attention.heads * (attention.heads + 1) // 2
-    return max(closed_form.TILE, min(_HEIGHT * per_row, _WIDEST))
+    """Numbers in a (head, row, key) tile: more for long sequences, where one of the usual size would be a few rows."""
+    return max(closed_form.TILE, min(closed_form.LARGE, closed_form.ROWS * length * attention.heads))
 
 
 def _fit(attention: SoftmaxAttention, tokens: Tensor, rows: int, request: Request) -> tuple[bool, list[str]]:
@@ -144,12 +141,12 @@ def _working(attention: SoftmaxAttention, tokens: Tensor, request: Request) -> i
     heads, width, value = attention.heads, attention.width, attention.value_weight.shape[1]
     pairs = heads * (heads + 1) // 2
     per_time = 4 * heads * max(width, value) + pairs * (2 * value + 2)
-    tile = min(tile_size(attention, length), tokens.shape[0] * pairs * length**2)
-    together = max(1, min(tokens.shape[0], tile // max(1, pairs * length**2)))
+    tile = min(tile_size(attention, length), tokens.shape[0] * heads * length**2)
+    together = max(1, min(tokens.shape[0], tile // max(1, heads * length**2)))
     products = min(heads * length * width * value, 2**25)
     if request.norm == "spectral":
         tile *= 16
-    return size * (together * (length * per_time + products) + 3 * tile)
+    return size * (together * (length * per_time + products) + 2 * tile * (heads + 1))
 
 
 def by_autodiff(target: Target, request: Request) -> Found:
