@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import child, growth, page, record, rivals, run, timing
+from benchmarks import alternatives, child, growth, page, record, rivals, run, timing
 from benchmarks.figures import FIGURES
 from benchmarks.sections import SECTIONS, Section
 from benchmarks.subjects import attention, model, single, tokens
@@ -220,6 +220,20 @@ def test_a_long_alternative_is_extrapolated_and_says_so() -> None:
     found = rivals.compare(lambda: None, rival, single(subject), data[0], limit=2.0, rounds=3)
     assert found.note == "extrapolated from 2 of 6 rows"
     assert found.found.shape == (2, 6)
+
+
+def test_a_dense_jacobian_beyond_the_memory_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(job: str, length: int = 0, **_: Any) -> dict[str, float]:
+        return {"peak": 100 + length**2, "above": length**2, "seconds": 1.0}
+
+    monkeypatch.setattr(child, "run", told)
+    rows = alternatives.run_memory((10, 20, 40, 80), free=2500.0).tables[0].rows
+    assert [row[:4] for row in rows] == [
+        [10, 1.0, 200, None],
+        [20, 1.0, 500, 500],
+        [40, 1.0, 1700, 1700],
+        [80, "not run: too large", None, 6500],
+    ]
 
 
 def test_the_peak_of_a_child_is_its_own() -> None:

@@ -47,7 +47,7 @@ SECTIONS = {
         "Memory of a dense Jacobian",
         alternatives.ABOUT_MEMORY,
         alternatives.run_memory,
-        {"lengths": (16,), "estimated": (), "dim": 8},
+        {"lengths": (16,), "dim": 8},
     ),
     "spectral": Section(
         "Spectral norms", spectral.ABOUT, spectral.run, {"length": 16, "dim": 8, "heads": 2, "rows": 2, "rounds": 2}
