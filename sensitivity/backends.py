@@ -18,6 +18,10 @@ from sensitivity.jacobian.closed_form import Tile
 from sensitivity.jacobian.norms import Norm, NormMaps
 from sensitivity.target import Target
 
+_HEIGHT = 16  # rows of a tile, so that what all keys have in common is read once for that many
+_WIDEST = 2**25  # numbers of a tile however long the sequence is
+
+
 KEEPS = ("map", "statistics")
 _BLOCK = 2**22  # entries of the maps that automatic differentiation hands on at a time
 _CAUSAL = "no output depends on a later input: the model was taken to be causal"
@@ -101,7 +105,7 @@ def _rows_of(tile: Tile) -> int:
 
 def tile_size(attention: SoftmaxAttention, length: int) -> int:
     """Numbers in a (head, row, key) tile: more for long sequences, where one of the usual size would be a few rows."""
-    return max(closed_form.TILE, min(closed_form.LARGE, closed_form.ROWS * length * attention.heads))
+    return max(closed_form.TILE // 2, min(_HEIGHT * length * attention.heads, _WIDEST))
 
 
 def _fit(attention: SoftmaxAttention, tokens: Tensor, rows: int, request: Request) -> tuple[bool, list[str]]:
@@ -146,7 +150,7 @@ def _working(attention: SoftmaxAttention, tokens: Tensor, request: Request) -> i
     products = min(heads * length * width * value, 2**25)
     if request.norm == "spectral":
         tile *= 16
-    return size * (together * (length * per_time + products) + 2 * tile * (heads + 1))
+    return size * (together * (length * per_time + products) + tile * (heads + 1) * 3 // 2)
 
 
 def by_autodiff(target: Target, request: Request) -> Found:

@@ -274,7 +274,7 @@ def test_padding_is_left_out():
     again = check(attention, tokens)
     for name, one in found.items():
         assert again[name].violations == 0
-        assert again[name].bound == pytest.approx(one.bound, rel=1e-6)
+        assert again[name].bound == pytest.approx(one.bound, rel=3e-6)  # two iterations to 1e-6 each
 
 
 def test_names_agree_with_theory_and_bad_input_is_refused():

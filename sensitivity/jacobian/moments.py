@@ -70,6 +70,8 @@ class Products:
 
     def _build(self, keys: slice, count: int) -> Float[Tensor, "sample head product key"]:
         left = self.left[..., keys]
+        if torch.is_grad_enabled() and left.requires_grad:  # a table that is filled in place cuts the graph
+            return self._joined(left, keys)
         table = left.new_empty(*left.shape[:2], count, left.shape[-1])
         if self.right is not None:
             right, firsts = self.right[..., keys], left.shape[2]
@@ -85,6 +87,13 @@ class Products:
             start += rest.shape[2]
         table[:, :, start:] = left
         return table
+
+    def _joined(self, left: Tensor, keys: slice) -> Float[Tensor, "sample head product key"]:
+        if self.right is None:
+            first, second = torch.triu_indices(left.shape[2], left.shape[2], device=left.device)
+            return torch.cat([left[:, :, first] * left[:, :, second], left], dim=2)
+        right = self.right[..., keys]
+        return torch.cat([(left[:, :, :, None] * right[:, :, None]).flatten(2, 3), left, right], dim=2)
 
     def _places(self) -> Tensor:
         """Where each entry of the square matrix stands among the products on and below its diagonal."""

@@ -77,8 +77,8 @@ class BlockOperator:
     def unit(self) -> tuple[BlockOperator, Float[Tensor, "row key"]]:
         """The operators over their size, or the squares of vanishing weights would underflow; and the size."""
         size = torch.linalg.vector_norm(self.deviation.flatten(1, 2), dim=1) + self.value[:, :, 0].abs().amax(dim=1)
-        scale = torch.where(size > 0, 1 / size, 0.0)[:, None, None]
-        return dataclasses.replace(self, value=self.value * scale, deviation=self.deviation * scale), size
+        unit = torch.where(size > 0, size, 1.0)[:, None, None]
+        return dataclasses.replace(self, value=self.value / unit, deviation=self.deviation / unit), size
 
     def square(self, x: Float[Tensor, "row inner key"]) -> Float[Tensor, "row inner key"]:
         r""":math:`R B B^T R x` for every pair."""

@@ -123,15 +123,17 @@ def _doubling(data: dict[str, Any]) -> str:
 
 def longest(law: dict[str, float], budget: float) -> float:
     """The size at which a law of growth reaches ``budget``."""
-    return math.exp((math.log(budget) - law["intercept"]) / law["exponent"])
+    steepness = law["exponent"]  # of sizes too small to time, it may be about nothing
+    return math.exp(min((math.log(budget) - law["intercept"]) / steepness, 100.0)) if steepness > 0 else math.inf
 
 
 def value_at(law: dict[str, float], value: float) -> float:
     """What a law of growth predicts at a size."""
-    return math.exp(law["intercept"] + law["exponent"] * math.log(value))
+    return math.exp(min(law["intercept"] + law["exponent"] * math.log(value), 100.0))
 
 
 def _rounded(value: float) -> int:
     """Two digits."""
+    value = min(value, 1e40)
     digits = max(0, int(math.log10(max(value, 1))) - 1)
     return round(value / 10**digits) * 10**digits
