@@ -80,6 +80,6 @@ def keep(folder: Path, name: str, findings: Findings, about: dict[str, Any]) -> 
     sections = read(folder) | {name: findings.plain() | about}
     path = folder / "benchmarks.json"
     temporary = path.with_suffix(".tmp")
-    text = json.dumps({"format": FORMAT, "sections": sections}, indent=1, sort_keys=True)
+    text = json.dumps({"format": FORMAT, "sections": sections}, indent=1)
     temporary.write_text(f"{text}\n", encoding="utf-8")
     temporary.replace(path)
