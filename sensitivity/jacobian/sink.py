@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
 from sensitivity.errors import InputError
+from sensitivity.jacobian.diagonal import DiagonalBlocks
 from sensitivity.jacobian.geometry import Geometry
 from sensitivity.jacobian.query_rows import Rows, RowSource
 from sensitivity.jacobian.visibility import attended_and_counted
@@ -43,41 +44,26 @@ def log_sink_ratio(
     diagonal = torch.eye(length, dtype=torch.bool, device=tokens.device)
     counted = attended_and_counted(attention, length)[1].expand(len(tokens), -1, -1)
     rows = RowSource(attention, tokens).rows(torch.arange(length, device=tokens.device))
-    mean = rows.weights @ rows.source.value  # the rows' own means are written into buffers, which carry no graph
-    on = _mean(_diagonal_squares(attention, rows, mean, residual), counted.diagonal(dim1=1, dim2=2))
-    off = _mean(_squares(attention, rows, mean), counted & ~diagonal)
+    on = _mean(_diagonal_squares(attention, rows, residual), counted.diagonal(dim1=1, dim2=2))
+    off = _mean(_squares(attention, rows), counted & ~diagonal)
     return (on.log() - off.clamp_min(torch.finfo(off.dtype).tiny).log()) / 2
 
 
-def _squares(
-    attention: SoftmaxAttention, rows: Rows, mean: Float[Tensor, "sample head row value_width"]
-) -> Float[Tensor, "sample query key"]:
+def _squares(attention: SoftmaxAttention, rows: Rows) -> Float[Tensor, "sample query key"]:
     """Squared norms of the value and key paths of every pair."""
     geometry = Geometry.of(attention)
-    left, right = geometry.rows(rows.query, mean), geometry.columns(rows.source.value)
+    features, columns = geometry.rows(rows.query, rows.mean), geometry.columns(rows.source.value)
     weights = rows.weights.movedim(1, 0)
-    own = left.own @ right.own * weights.square()
-    cross = left.cross @ right.cross * weights[geometry.first] * weights[geometry.second]
-    return own.sum(dim=0) + cross.sum(dim=0)
+    own = (features.own @ columns.own * weights.square()).sum(dim=0)
+    cross = features.cross @ columns.cross * weights[geometry.first] * weights[geometry.second]
+    return own + cross.sum(dim=0)
 
 
 def _diagonal_squares(
-    attention: SoftmaxAttention,
-    rows: Rows,
-    mean: Float[Tensor, "sample head row value_width"],
-    residual: Tensor | None,
+    attention: SoftmaxAttention, rows: Rows, residual: Tensor | None
 ) -> Float[Tensor, "sample query"]:
     """Squared norms of the diagonal blocks, all paths together."""
-    value, key = rows.source.value, rows.source.key
-    weight = rows.weights.diagonal(dim1=-2, dim2=-1)[..., None]
-    products = (value[..., :, None] * key[..., None, :]).flatten(-2)
-    second = (rows.weights @ products).unflatten(-1, (value.shape[-1], key.shape[-1]))
-    covariance = second - mean[..., :, None] * (rows.weights @ key)[..., None, :]
-    gradient = attention.scale * rows.query @ attention.key_weight
-    inner = covariance @ (attention.scale * attention.query_weight[:, None])
-    inner = inner + weight[..., None] * attention.value_weight[:, None]
-    inner = inner + (weight * (value - mean))[..., None] * gradient[..., None, :]
-    total = attention.output_weight.movedim(0, 1).flatten(1) @ inner.movedim(1, 2).flatten(2, 3)
+    total = DiagonalBlocks.of(attention, rows, keep_query=False).total().movedim(-1, 1)
     factor = attention.residual if residual is None else residual
     identity = torch.eye(*total.shape[-2:], dtype=total.dtype, device=total.device)
     return (total + factor * identity).square().sum(dim=(-2, -1))
