@@ -59,7 +59,7 @@ def opened(path: str | os.PathLike[str], kind: str, version: int, maker: str) ->
     Raises:
         InputError: no such file, a directory, a damaged file, another kind of file, or one of a later release.
     """
-    labelled = _open(path, maker)
+    labelled = read(path, maker)
     what = kind.removeprefix("attention-")
     if labelled.attrs.get("kind") != kind:
         raise InputError(f"{path} is a netCDF file, but holds no {what}; give a file that {maker}.save wrote.")
@@ -80,14 +80,19 @@ def fields(labelled: xarray.Dataset) -> dict[str, Any]:
     return found | {name: int(given[name]) for name in ("in_dim", "out_dim") if name in given}
 
 
-def _open(path: str | os.PathLike[str], maker: str) -> xarray.Dataset:
+def read(path: str | os.PathLike[str], maker: str, group: str | None = None) -> xarray.Dataset:
+    """Everything in a file, or in a group of it.
+
+    Raises:
+        InputError: no such file, a directory, or one that is damaged or no netCDF; ``maker`` is what wrote a good one.
+    """
     place = Path(path)
     if not place.exists():
         raise InputError(f"there is no file {path}; give a file that {maker}.save wrote.")
     if place.is_dir():
         raise InputError(f"{path} is a directory; give a file that {maker}.save wrote.")
     try:
-        with xarray.open_dataset(place, engine="h5netcdf") as opened:
+        with xarray.open_dataset(place, engine="h5netcdf", group=group) as opened:
             return opened.load()
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise InputError(

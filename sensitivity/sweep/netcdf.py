@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from sensitivity import files
 from sensitivity.errors import InputError
+from sensitivity.result import labels
 from sensitivity.statistics import Statistic
 from sensitivity.sweep.bounds import Verdict
 from sensitivity.sweep.record import Record
@@ -121,7 +121,7 @@ def load(path: str | os.PathLike[str]) -> Sweep:
     """Reads what :func:`save` wrote; errors as in ``Sweep.load``."""
     from sensitivity.sweep.result import Sweep
 
-    root = _open(path, None)
+    root = labels.read(path, "Sweep")
     if root.attrs.get("kind") != KIND:
         raise InputError(f"{path} is a netCDF file, but not a sweep; give a file that Sweep.save wrote.")
     if int(root.attrs["version"]) > VERSION:
@@ -135,7 +135,7 @@ def load(path: str | os.PathLike[str]) -> Sweep:
         (layer, length): [Verdict.from_plain(one) for one in many] for layer, length, many in stored["verdicts"]
     }
     records: dict[tuple[str, int], Record] = {}
-    groups = {int(length): _open(path, f"T{int(length)}") for length in root["length"].values}
+    groups = {int(length): labels.read(path, "Sweep", f"T{int(length)}") for length in root["length"].values}
     for layer in map(str, root["layer"].values):
         for length, group in groups.items():
             if (layer, length) in verdicts:
@@ -189,22 +189,6 @@ def _write(dataset: xarray.Dataset, path: Path, mode: Any, group: str | None) ->
         if array.dtype.kind == "f":
             encoding[str(name)]["_FillValue"] = None
     dataset.to_netcdf(path, mode=mode, group=group, engine="h5netcdf", encoding=encoding)
-
-
-def _open(path: str | os.PathLike[str], group: str | None) -> xarray.Dataset:
-    place = Path(path)
-    if not place.exists():
-        raise InputError(f"there is no file {path}; give a file that Sweep.save wrote.")
-    if place.is_dir():
-        raise InputError(f"{path} is a directory; give a file that Sweep.save wrote.")
-    try:
-        with xarray.open_dataset(place, engine="h5netcdf", group=group) as opened:
-            return opened.load()
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise InputError(
-            f"{path} cannot be read as netCDF: it is damaged, cut short, or another kind of file "
-            f"({' '.join(str(error).split())[:100]}); give a file that Sweep.save wrote."
-        ) from error
 
 
 def _names(root: xarray.Dataset) -> list[str]:
