@@ -9,6 +9,7 @@ import pytest
 import random_layers
 import torch
 from oracles import dense_jacobian, norm_map
+from tolerances import TOLERANCES
 
 import theory
 from sensitivity import InputError, SoftmaxAttention
@@ -274,7 +275,8 @@ def test_padding_is_left_out():
     again = check(attention, tokens)
     for name, one in found.items():
         assert again[name].violations == 0
-        assert again[name].bound == pytest.approx(one.bound, rel=3e-6)  # two iterations to 1e-6 each
+        # How far a block is iterated depends on its tile, so two runs differ by up to both of their tolerances.
+        assert again[name].bound == pytest.approx(one.bound, rel=2 * TOLERANCES["spectral"])
 
 
 def test_names_agree_with_theory_and_bad_input_is_refused():
