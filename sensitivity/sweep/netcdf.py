@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
