@@ -75,9 +75,7 @@ def sweep(
     """
     lengths = checks.lengths(lengths)
     check_norm(norm)
-    for name in bounds:
-        if name not in NAMES or name == "stack":
-            raise InputError(f"unknown bound {name!r}; choose from {', '.join(n for n in NAMES if n != 'stack')}.")
+    _check_bounds(bounds)
     settings = {"norm": norm, "bounds": list(bounds), **(settings or {})}
     if rows is not None:
         settings |= {"rows": rows, "seed of rows": seed}
@@ -93,7 +91,7 @@ def sweep(
     errors: dict[int, Exception] = {}
     for length in lengths:
         place = None if directory is None else Path(directory) / f"T{length}-{fingerprint(settings)[:16]}.nc"
-        part = Sweep.load(place) if resume and place is not None and place.is_file() else None
+        part = _kept(place, length, progress) if resume else None
         if part is None:
             found = _attempt(source, length, sums, progress)
             if isinstance(found, Exception):
@@ -102,8 +100,6 @@ def sweep(
             part = Sweep({(record.name, length): record for record in found}, norm)
             if place is not None:
                 part.save(place)
-        elif progress is not None:
-            progress(length, 1.0)
         _thin(parts, keep)
         parts.append(part)
     if not parts:
@@ -123,6 +119,22 @@ def reason(error: Exception) -> str:
     """One line on why a length failed."""
     text = " ".join(str(error).split())
     return text if isinstance(error, SensitivityError) else f"{type(error).__name__}: {text}"
+
+
+def _check_bounds(bounds: Sequence[str]) -> None:
+    for name in bounds:
+        if name not in NAMES or name == "stack":
+            raise InputError(f"unknown bound {name!r}; choose from {', '.join(n for n in NAMES if n != 'stack')}.")
+
+
+def _kept(place: Path | None, length: int, progress: Progress | None) -> Sweep | None:
+    """A length that an interrupted sweep has finished."""
+    if place is None or not place.is_file():
+        return None
+    found = Sweep.load(place)
+    if progress is not None:
+        progress(length, 1.0)
+    return found
 
 
 def _attempt(
