@@ -105,7 +105,7 @@ def _rows_of(tile: Tile) -> int:
 
 def tile_size(attention: SoftmaxAttention, length: int) -> int:
     """Numbers in a (head, row, key) tile: more for long sequences, where one of the usual size would be a few rows."""
-    return max(closed_form.TILE // 2, min(_HEIGHT * length * attention.heads, _WIDEST))
+    return max(closed_form.TILE, min(_HEIGHT * length * attention.heads, _WIDEST))
 
 
 def _fit(attention: SoftmaxAttention, tokens: Tensor, rows: int, request: Request) -> tuple[bool, list[str]]:
