@@ -20,6 +20,7 @@ from sensitivity.jacobian.shared import Shared
 Engine = Literal["auto", "replicated", "rows", "vmap", "probes"]
 ENGINES: tuple[str, ...] = get_args(Engine)
 _CACHE = 2**26  # bytes that a backward pass runs over, beyond which larger batches no longer pay
+_STEPWISE = 4  # times as much for recurrent layers, whose steps are small: only many rows fill their products
 _FACTORS = 2**26  # bytes of the factors of a pointwise end
 _WORTH = 8  # rows per output time from which on it pays to see if shorter sequences will do
 
@@ -82,7 +83,8 @@ def choose(
     if looping:
         return Plan(1, samples if together > 1 else max(1, min(samples, room // (each + ends))), trial.separate)
     fitting = max(1, (room // together - saved) // (each + ends))
-    pace = max(1, _CACHE // (2 * each + ends) // together)
+    paying = _CACHE * (_STEPWISE if shared is not None and shared.stepwise else 1)
+    pace = max(1, paying // (2 * each + ends) // together)
     wanted = min(fitting, pace) if options.chunk is None else options.chunk
     copies = min(len(cotangents), wanted)
     if options.chunk is None:  # passes of equal size

@@ -28,13 +28,21 @@ class Recurrences(TorchFunctionMode):
 
     Their outputs are those of torch's kernels. Calls on packed sequences, with dropout, or with weights that are
     themselves computed from something differentiable are left to torch.
+
+    Attributes:
+        found: whether there was such a call.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Takes over the calls that :func:`_understood` names."""
         if func in _KERNELS and not kwargs and _understood(*args):
+            self.found = True
             return _stacked(func, *args)
         return func(*args, **(kwargs or {}))
 

@@ -86,9 +86,10 @@ def _parts(function: Function, tokens: Tensor, plan: Plan) -> Iterator[tuple[int
     """Ranges of output times with the graphs of their rows; the last range is open."""
 
     def graph(length: int) -> Graph:
-        return Graph(function, tokens[:, :length], plan.copies, plan.vmapped, plan.tail)
+        tail = plan.tail if whole.tail is not None else 0  # a shorter sequence ends as the whole one does
+        return Graph(function, tokens[:, :length], plan.copies, plan.vmapped, tail)
 
-    whole = graph(tokens.shape[1])
+    whole = Graph(function, tokens, plan.copies, plan.vmapped, plan.tail)
     if plan.prefixes:
         yield from stretches(whole, graph, plan.copies)
     else:

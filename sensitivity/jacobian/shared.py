@@ -23,10 +23,13 @@ class Shared:
     Attributes:
         saved: bytes per sample that autograd keeps of the forward pass.
         widest: bytes per sample of the largest activation among them, which rows have a copy of each.
+        stepwise: whether rows go back through a recurrent layer, a product of small matrices after the other, which
+            want many rows.
     """
 
     saved: int
     widest: int
+    stepwise: bool = False
 
 
 def vmapped(
@@ -51,7 +54,7 @@ def shareable(function: Function, tokens: Float[Tensor, "sample time in"]) -> Sh
     """
     leaf = tokens.detach().clone().requires_grad_(True)
     try:
-        with Recurrences(), SavedBytes([*known_tensors(function, tokens), leaf]) as saved:
+        with Recurrences() as recurrences, SavedBytes([*known_tensors(function, tokens), leaf]) as saved:
             output = function(leaf.clone())
         if not output.requires_grad:
             return None
@@ -67,4 +70,4 @@ def shareable(function: Function, tokens: Float[Tensor, "sample time in"]) -> Sh
     off = (rows[1] - expected).abs().max()
     if slow or not bool(off <= 1000 * torch.finfo(leaf.dtype).eps * expected.abs().max()):
         return None
-    return Shared(saved.total // tokens.shape[0], saved.largest // tokens.shape[0])
+    return Shared(saved.total // tokens.shape[0], saved.largest // tokens.shape[0], recurrences.found)

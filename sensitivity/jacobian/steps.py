@@ -57,27 +57,37 @@ class Steps:
         """
         rows = len(output if output is not None else cell if cell is not None else ())
         like, (samples, length) = self.factors[0], self.factors[0].shape[:2]
-        state = like.new_zeros(samples, rows, self.width)
-        shown, hidden = state[..., : self.out], state[..., self.out :]
+        first = like.new_zeros(samples, rows, self.width)
         if cell is not None:
-            hidden.copy_(cell.transpose(0, 1))
+            first[..., self.out :] = cell.transpose(0, 1)
         inputs = like.new_empty(length, samples, rows, self.features)
-        for time, jacobian in self._backwards():
-            if output is not None:
-                shown += output[:, :, time].transpose(0, 1)
-            if self.cells is not None:
-                spread = shown if self.projection is None else shown @ self.projection
-                hidden.addcmul_(spread, self.cells[0][:, time, None])
-            both = state @ jacobian
-            shown.copy_(both[..., : self.out])
-            inputs[time] = both[..., self.out :]
-            if self.cells is not None:
-                hidden *= self.cells[1][:, time, None]
-        parts = (shown.transpose(0, 1), hidden.transpose(0, 1))
+        for begin, jacobians in self._stretches():
+            states = like.new_empty(jacobians.shape[1], samples, rows, self.width)
+            states[-1] = first
+            for place in reversed(range(len(states))):
+                time = begin + place
+                state, before = states[place], states[place - 1] if place else first
+                self._shown(state, time, output)
+                # rows go on to the state before; what they say of the inputs is one product at the end
+                _product(state, jacobians[:, place, :, : self.out], before[..., : self.out])
+                if self.cells is not None:
+                    torch.mul(state[..., self.out :], self.cells[1][:, time, None], out=before[..., self.out :])
+            enter = jacobians[..., self.out :].transpose(0, 1)
+            torch.matmul(states, enter, out=inputs[begin : begin + len(states)])
+        parts = (first[..., : self.out].transpose(0, 1), first[..., self.out :].transpose(0, 1))
         return inputs.permute(2, 1, 0, 3), *(part for part in parts if part.shape[-1] > 0)
 
-    def _backwards(self) -> Iterator[tuple[int, Float[Tensor, "sample state outin"]]]:
-        """Times and their step Jacobians, the last step first; a stretch of times is made at once."""
+    def _shown(self, state: Float[Tensor, "sample row state"], time: int, output: Tensor | None) -> None:
+        """Adds the derivatives of one step's output, and carries them to the cell that it shows."""
+        shown = state[..., : self.out]
+        if output is not None:
+            shown += output[:, :, time].transpose(0, 1)
+        if self.cells is not None:
+            spread = shown if self.projection is None else shown @ self.projection
+            state[..., self.out :].addcmul_(spread, self.cells[0][:, time, None])
+
+    def _stretches(self) -> Iterator[tuple[int, Float[Tensor, "sample time state outin"]]]:
+        """Where stretches of times begin, with their step Jacobians, the last stretch first."""
         samples, length = self.factors[0].shape[:2]
         each = samples * self.width * (self.out + self.features) * self.factors[0].element_size()
         stretch = max(1, _HELD // each)
@@ -85,8 +95,17 @@ class Steps:
             made = self.kept or [self.jacobians([value[:, begin : begin + stretch] for value in self.factors])]
             if stretch >= length:
                 self.kept[:] = made
-            for time in reversed(range(made[0].shape[1])):
-                yield begin + time, made[0][:, time]
+            yield begin, made[0]
+
+
+def _product(
+    left: Float[Tensor, "sample row state"],
+    right: Float[Tensor, "sample state out"],
+    out: Float[Tensor, "sample row out"],
+) -> None:
+    """A product into a part of the columns of a larger tensor, which only the product of matrices leaves in place."""
+    for one, other, there in zip(left, right, out, strict=True):
+        torch.mm(one, other, out=there)
 
 
 def lstm(tokens: Tensor, output: Tensor, bias: bool, weights: Sequence[Tensor], start: Sequence[Tensor]) -> Steps:
