@@ -9,9 +9,13 @@ import torch
 from oracles import draw
 from torch import Tensor, nn
 
-from sensitivity import InputError, RunError, measure
+from sensitivity import InputError, RunError, SoftmaxAttention, measure
 from sensitivity.layers import TemporalAttention
 from sensitivity.sweep import ModelLayers, RandomTokens, sweep
+
+
+def layer(dim: int = 6) -> SoftmaxAttention:
+    return SoftmaxAttention.random(dim, 2, seed=0, dtype=torch.float64)
 
 
 class Fixed(nn.Module):
@@ -43,7 +47,7 @@ def test_when_every_length_fails_there_is_no_result() -> None:
     with pytest.raises(RunError, match=r"no length could be measured; T=16: RuntimeError: The size of tensor"):
         sweep(ModelLayers(Fixed().eval(), windows), [16, 32])
     with pytest.raises(InputError, match="tokens must be finite"):
-        sweep(lambda T: {"one": (layer(), torch.full((1, T, 6), torch.nan, dtype=DOUBLE))}, [4])
+        sweep(lambda T: {"one": (layer(), torch.full((1, T, 6), torch.nan, dtype=torch.float64))}, [4])
 
 
 def test_a_model_in_train_mode_is_refused() -> None:
