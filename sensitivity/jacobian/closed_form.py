@@ -166,7 +166,7 @@ def tiles(
     wanted = torch.arange(length, device=tokens.device) if rows is None else rows
     per_row = length * attention.heads
     if norm == "spectral":  # the iteration keeps some ten vectors a pair
-        per_row, size = 8 * length * attention.dim, 4 * (size or TILE)
+        per_row, size = 8 * length * attention.dim, 32 * (size or TILE)
     elif size is None:
         size = max(TILE, min(LARGE, ROWS * per_row))
     height = max(1, min(len(wanted), size // per_row))

@@ -1,110 +1,171 @@
-"""The largest eigenvalue of many symmetric tridiagonal matrices at once, as a Lanczos iteration needs it."""
+"""The largest eigenvalue of many symmetric tridiagonal matrices at once, and of what they are compressions of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-NEWTON = 60  # steps of Newton's method at most; quadratic but for clustered eigenvalues, where each step is a half
+STEPS = 20  # of Laguerre's method at most: cubic, some four from a bound that knows the first two moments
+OFFSET = 1e-9  # what the bound is raised by, relatively, to stand above the root whatever the rounding
 
 
-def largest_eigenvalue(
-    diagonal: Sequence[Float[Tensor, "*axes"]],
-    beside: Sequence[Float[Tensor, "*axes"]],
-    residual: Float[Tensor, "*axes"],
-    tolerance: float,
-    beyond: float,
-) -> tuple[Float[Tensor, "*axes"], Bool[Tensor, "*axes"], Float[Tensor, "*axes"]]:
-    r"""Largest Ritz value :math:`\theta` of each iteration, and how far it can be trusted.
+@dataclass(frozen=True)
+class Lines:
+    r"""What an iteration leaves behind: :math:`T_k`, and what the next entry beside its diagonal would be.
 
-    With :math:`\rho` the residual times the last entry of the Ritz vector, :math:`\theta` is within :math:`\rho` of an
-    eigenvalue, and within :math:`\rho^2 / \delta` if no other is within :math:`\delta`. That eigenvalue is the largest
-    unless the start missed a larger one: with :math:`p` the characteristic polynomial, the next Lanczos vector times
-    :math:`\prod_j \beta_j` is :math:`p(A)` times the start, whose part along an eigenvector of :math:`\lambda` is
-    therefore at most :math:`\prod_j \beta_j / p(\lambda)`.
+    Attributes:
+        diagonal: the diagonal of each matrix, first entry first.
+        beside: the entries beside it, none negative; the last is the residual :math:`\beta_k`.
+    """
+
+    diagonal: Float[Tensor, "step pair"]
+    beside: Float[Tensor, "step pair"]
+
+    def double(self) -> Lines:
+        """The same in double precision, in which a convergent series of steps costs next to nothing more."""
+        return Lines(self.diagonal.double(), self.beside.double())
+
+
+def largest_eigenvalue(lines: Lines, tolerance: float) -> tuple[Float[Tensor, " pair"], Bool[Tensor, " pair"]]:
+    r"""Largest Ritz value :math:`\theta` of each iteration, from above, and whether it is there to the ``tolerance``.
+
+    Laguerre's method from the bound :math:`\bar\theta + \sqrt{(k-1) (\overline{\theta^2} - \bar\theta^2) }` that mean
+    and mean square of the eigenvalues give; it falls to the largest root without passing it.
+    """
+    diagonal, squares = lines.diagonal, lines.beside[:-1].square()
+    steps, moment = len(diagonal), diagonal.square().sum(dim=0) + 2 * squares.sum(dim=0)
+    mean = diagonal.mean(dim=0)
+    spread = (moment / steps - mean.square()).clamp_min_(0)
+    place = mean + ((steps - 1) * spread).sqrt_()
+    place += OFFSET * moment.sqrt()
+    settled = torch.zeros_like(place, dtype=torch.bool)
+    for _ in range(STEPS):
+        step = _laguerre(diagonal, squares, place)
+        place -= step
+        settled = step <= tolerance * place
+        if bool(settled.all()):
+            break
+    return place, settled
+
+
+def _laguerre(diagonal: Tensor, squares: Tensor, place: Tensor) -> Tensor:
+    r"""One step, :math:`n / (g + \sqrt{(n-1) (n h - g^2)})` with :math:`g = p'/p`, :math:`h = g^2 - p''/p`.
+
+    The pivots :math:`d_i = x - a_i - \beta_{i-1}^2 / d_{i-1}` have the product :math:`p`, so that :math:`g` is the sum
+    of :math:`d_i'/d_i` and :math:`h` minus its derivative.
+    """
+    pivot = place - diagonal[0]
+    sound, inverse = pivot > 0, 1 / pivot
+    first, second = inverse, torch.zeros_like(inverse)  # d'/d and d''/d
+    total, curvature = first.clone(), first.square()
+    for entry, square in zip(diagonal[1:], squares, strict=True):
+        quotient = square * inverse
+        pivot = (place - entry).sub_(quotient)
+        sound &= pivot > 0
+        inverse = pivot.reciprocal_()
+        second = second.addcmul(first, first, value=-2).mul_(quotient).mul_(inverse)
+        first = quotient.mul_(first).add_(1).mul_(inverse)
+        total += first
+        curvature.addcmul_(first, first).sub_(second)
+    count = len(diagonal)
+    root = (count * curvature).addcmul_(total, total, value=-1).clamp_min_(0).mul_(count - 1).sqrt_()
+    # rounding can carry a converged root past itself: stay there
+    return torch.where(sound, count / root.add_(total), 0.0).nan_to_num_(0.0)
+
+
+def beyond(
+    lines: Lines,
+    trace: Float[Tensor, " pair"],
+    square: Float[Tensor, " pair"],
+    rank: int,
+    allowance: Float[Tensor, " pair"],
+) -> Float[Tensor, " pair"]:
+    r"""Bound :math:`c` of what the operator does outside the space of the iteration.
+
+    In a basis that starts with the Lanczos vectors the operator is :math:`T_k`, coupled by :math:`\beta_k` to a
+    positive semidefinite :math:`C` on the :math:`m = n - k` other directions, whose trace :math:`t` and squared
+    Frobenius norm :math:`s` are those of the operator less those of :math:`T_k` and, twice, :math:`\beta_k^2`. Of
+    numbers with that sum and sum of squares, none exceeds
+    :math:`t/m + \sqrt{\tfrac{m-1}{m} (s - t^2/m)}`.
 
     Args:
-        diagonal: the diagonal of the tridiagonal matrices, from the first entry to the last.
-        beside: the entries beside it, one fewer, none negative.
-        residual: what the next entry beside the diagonal would be.
-        tolerance: relative tolerance of the eigenvalue.
-        beyond: how much larger, relatively, the eigenvalue is that may have been missed.
-
-    Returns:
-        :math:`\theta`; whether it is an eigenvalue to the tolerance; and the largest part of the start that an
-        eigenvector of ``1 + beyond`` times :math:`\theta` or more can have gone unseen with.
+        lines: the iteration.
+        trace: trace of the operator.
+        square: its squared Frobenius norm.
+        rank: dimension of the space, :math:`n`.
+        allowance: error that :math:`s` may have.
     """
-    dtype = residual.dtype
-    diagonal, beside, residual = [x.double() for x in diagonal], [x.double() for x in beside], residual.double()
-    squares = [entry.square() for entry in beside]
-    top = _largest_root(diagonal, squares, _upper_bound(diagonal, beside))
-    error = residual * _last_entry(diagonal, squares, top)
-    allowed = tolerance * top
-    settled = error <= allowed
-    distance = torch.where(settled, 0.0, error.square() / allowed)
-    alone = _count_above(diagonal, squares, top - distance) == 1
-    unseen = _unseen(diagonal, squares, [*beside, residual], (1 + beyond) * top)
-    return top.to(dtype), settled | (alone & (distance < top)), unseen
+    trace = trace - lines.diagonal.sum(dim=0)
+    square = square - lines.diagonal.square().sum(dim=0) - 2 * lines.beside.square().sum(dim=0)
+    return largest_of(trace, square, rank - len(lines.diagonal), allowance)
 
 
-def _upper_bound(diagonal: Sequence[Tensor], beside: Sequence[Tensor]) -> Tensor:
-    """Gershgorin's bound on the largest eigenvalue."""
-    none = torch.zeros_like(diagonal[0])
-    radii = [left + right for left, right in zip([none, *beside], [*beside, none], strict=True)]
-    return torch.stack([entry + radius for entry, radius in zip(diagonal, radii, strict=True)]).amax(dim=0)
+def largest_of(
+    total: Float[Tensor, "*axes"],
+    square: Float[Tensor, "*axes"],
+    count: int,
+    allowance: Float[Tensor, "*axes"] | float = 0.0,
+) -> Float[Tensor, "*axes"]:
+    r"""What none of ``count`` numbers with this sum and, up to ``allowance``, sum of squares exceeds."""
+    if count < 1:
+        return (square.clamp_min(0) + allowance).sqrt_()
+    mean = total.clamp_min(0) / count
+    spread = (square - count * mean.square()).clamp_min_(0) + allowance
+    return mean + (spread * ((count - 1) / count)).sqrt_()
 
 
-def _largest_root(diagonal: Sequence[Tensor], squares: Sequence[Tensor], start: Tensor) -> Tensor:
-    """Newton's method on the characteristic polynomials from above, where it falls without passing the root."""
-    place, precision = start.clone(), torch.finfo(start.dtype).eps
-    for _ in range(NEWTON):
-        pivot, rise = place - diagonal[0], torch.ones_like(place)
-        sound, total = pivot > 0, 1 / pivot
-        for entry, square in zip(diagonal[1:], squares, strict=True):
-            quotient = square / pivot
-            rise = 1 + quotient * rise / pivot
-            pivot = place - entry - quotient
-            total += rise / pivot
-            sound &= pivot > 0
-        step = torch.where(sound, 1 / total, 0.0)  # rounding can carry a converged root past itself: stay there
-        place -= step
-        if bool((step <= 4 * precision * start).all()):
-            break
-    return place
+def is_below(lines: Lines, corner: Float[Tensor, " pair"], place: Float[Tensor, " pair"]) -> Bool[Tensor, " pair"]:
+    r"""Whether the largest eigenvalue of :math:`T_k`, bordered by :math:`\beta_k` and ``corner``, is below ``place``.
+
+    With a ``corner`` that bounds the rest of the operator, then so is every eigenvalue of the operator: all pivots of
+    its difference from ``place`` times the identity are positive.
+    """
+    pivot = place - lines.diagonal[0]
+    sound = pivot > 0
+    for entry, side in zip([*lines.diagonal[1:], corner], lines.beside, strict=True):
+        pivot = (place - entry).sub_(side.square() / pivot)
+        sound &= pivot > 0
+    return sound
 
 
-def _last_entry(diagonal: Sequence[Tensor], squares: Sequence[Tensor], top: Tensor) -> Tensor:
-    """Size of the last entry of the unit eigenvector, found from that end: forwards, rounding would grow over it."""
-    pivot, entry = top - diagonal[-1], torch.ones_like(top)
+def residual(lines: Lines, top: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+    r""":math:`\rho`, the residual times the last entry of the Ritz vector: an eigenvalue is within it of ``top``.
+
+    The vector is found from its last entry: from the first, rounding would grow over it.
+    """
+    pivot, entry = top - lines.diagonal[-1], torch.ones_like(top)
     total = entry.clone()
-    for value, square in zip(diagonal[-2::-1], squares[::-1], strict=True):
+    for value, side in zip(lines.diagonal[:-1].flip(0), lines.beside[:-1].flip(0), strict=True):
+        square = side.square()
         entry = entry * pivot.square() / square  # infinite where the space was exhausted before
         total += entry
-        pivot = top - value - square / pivot
-    return total.rsqrt_().nan_to_num_(0.0)
+        pivot = (top - value).sub_(square / pivot)
+    return total.rsqrt_().nan_to_num_(0.0) * lines.beside[-1]
 
 
-def _unseen(
-    diagonal: Sequence[Tensor], squares: Sequence[Tensor], residuals: Sequence[Tensor], place: Tensor
-) -> Tensor:
-    """Largest part that the start can have along an eigenvector of ``place``, which is above all Ritz values."""
-    pivot = place - diagonal[0]
-    part = residuals[0] / pivot
-    for entry, square, residual in zip(diagonal[1:], squares, residuals[1:], strict=True):
-        pivot = place - entry - square / pivot
-        part = part * residual / pivot
-    return part.abs_().nan_to_num_(0.0)
-
-
-def _count_above(diagonal: Sequence[Tensor], squares: Sequence[Tensor], place: Tensor) -> Tensor:
-    """How many eigenvalues are larger than ``place`` (Sturm's sequence)."""
-    tiny = torch.finfo(place.dtype).tiny
-    pivot = diagonal[0] - place
+def is_alone(lines: Lines, top: Float[Tensor, " pair"], distance: Float[Tensor, " pair"]) -> Bool[Tensor, " pair"]:
+    """Whether no other Ritz value is within ``distance`` of the largest (Sturm's sequence)."""
+    place, tiny = top - distance, torch.finfo(top.dtype).tiny
+    pivot = lines.diagonal[0] - place
     count = (pivot > 0).to(torch.int16)
-    for entry, square in zip(diagonal[1:], squares, strict=True):
-        pivot = entry - place - square / torch.where(pivot == 0, tiny, pivot)
+    for entry, side in zip(lines.diagonal[1:], lines.beside, strict=False):
+        pivot = (entry - place).sub_(side.square() / torch.where(pivot == 0, tiny, pivot))
         count += pivot > 0
-    return count
+    return count <= 1
+
+
+def unseen(lines: Lines, place: Float[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+    r"""Largest part that the start can have along an eigenvector of ``place``, which is above all Ritz values.
+
+    With :math:`p` the characteristic polynomial, the next Lanczos vector times :math:`\prod_j \beta_j` is :math:`p(A)`
+    times the start, whose part along that eigenvector is therefore at most :math:`\prod_j \beta_j / p`.
+    """
+    pivot = place - lines.diagonal[0]
+    part = lines.beside[0] / pivot
+    for entry, before, side in zip(lines.diagonal[1:], lines.beside, lines.beside[1:], strict=False):
+        pivot = (place - entry).sub_(before.square() / pivot)
+        part = part * side / pivot
+    return part.abs_().nan_to_num_(0.0)
