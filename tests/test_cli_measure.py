@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -315,6 +317,51 @@ def test_named_data(ckpt: Path, tmp_path: Path) -> None:
     assert summary["provenance"]["data"]["nodes"] == 3
 
 
+@pytest.mark.parametrize("name", ["a.npz", "a.h5"])
+def test_one_table_of_several_is_found_again_by_the_checkpoint(tmp_path: Path, name: str) -> None:
+    import h5py
+
+    from sensitivity.traffic import read
+
+    city = synthetic_city(nodes=3, days=2).speed.numpy()
+    arrays = {"north": np.stack([city + 1, city], axis=-1), "south": np.stack([city, city + 2], axis=-1)}
+    if name.endswith(".npz"):
+        np.savez(tmp_path / name, **arrays)
+    else:
+        with h5py.File(tmp_path / name, "w") as file:
+            for key, values in arrays.items():
+                file[key] = values
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        described = describe(read(tmp_path / name, key="south", channel=1))
+    checkpoint.save(tmp_path / "ckpt.pt", forecaster(), data=described)
+    args = ["--model", str(tmp_path / "ckpt.pt"), "--lengths", "6", "--samples", "2", "--json"]
+    found = [run(*args, "--out", str(tmp_path / "a"))]
+    which = ["--data", str(tmp_path / name), "--key", "south"]
+    found += [run(*args, *which, "--channel", channel, "--out", str(tmp_path / channel)) for channel in ("1", "0")]
+    assert [one.exit_code for one in found] == [0, 0, 0], [one.stderr for one in found]
+    again, named, other = (json.loads(one.stdout) for one in found)
+    assert again["layers"] == named["layers"] != other["layers"]
+    assert "--key south --channel 1" in named["provenance"]["command"]
+
+
+@pytest.mark.parametrize(("option", "value"), [("key", "south"), ("channel", "1"), ("graph", "g.csv")])
+def test_what_belongs_to_a_traffic_file_needs_one(ckpt: Path, option: str, value: str) -> None:
+    result = run("--model", str(ckpt), f"--{option}", value)
+    assert result.exit_code == 2
+    assert result.stderr == f"Error: --{option} {value} belongs to a traffic file; name that with --data.\n"
+    result = run("--random", "dim=4,heads=2", f"--{option}", value)
+    assert f"--random draws its own layers and tokens, so --{option} has no meaning; leave it out." in result.stderr
+    city = run("--model", str(ckpt), "--data", "synthetic", f"--{option}", value)
+    assert city.exit_code == 2
+    assert f"Error: --{option} {value} goes with a traffic file; the synthetic city has" in city.stderr
+
+
+def test_an_empty_folder_is_refused(ckpt: Path) -> None:
+    result = run("--model", str(ckpt), "--out", "")
+    assert (result.exit_code, result.stderr) == (2, "Error: --out is empty; name a folder.\n")
+
+
 def test_training_data_that_is_gone_is_replaced_and_that_is_said(tmp_path: Path) -> None:
     write(synthetic_city(nodes=3, days=2), tmp_path / "gone.npz")
     from sensitivity.traffic import read
@@ -326,7 +373,10 @@ def test_training_data_that_is_gone_is_replaced_and_that_is_said(tmp_path: Path)
     assert (
         "Warning: measured on the synthetic city, not on what the model was trained on: the described" in result.stderr
     )
-    assert "measured on the synthetic city, not on gone" in result.stdout
+    assert (
+        f"the described traffic file {tmp_path / 'gone.npz'} is gone; say where it is now with --data." in result.stderr
+    )
+    assert "measured on the synthetic city, not on gone.npz" in result.stdout
     assert "the checkpoint has no scaler" in result.stdout
     assert any(
         "synthetic city" in note

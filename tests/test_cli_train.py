@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -20,9 +22,12 @@ from click.testing import CliRunner, Result
 from sensitivity import checkpoint
 from sensitivity.cli import commands
 from sensitivity.cli.train import command
+from sensitivity.errors import InputError
 from sensitivity.layers import SPATIAL
 from sensitivity.models import BACKBONES, VARIANTS
+from sensitivity.traffic import reopen, synthetic_city
 from sensitivity.training import Settings
+from sensitivity.training.module import ForecastModule
 from sensitivity.training.settings import DEVICES, RECIPES
 from sensitivity.training.table import score_table
 
@@ -83,6 +88,9 @@ def test_resume_takes_what_is_not_typed_from_the_run(run: tuple[Result, Path]) -
         (["--dropout", "1"], "Error: dropout must be a rate of at least 0 and below 1, not 1.0."),
         (["--seed", "-1"], "Error: Invalid value for '--seed'"),
         (["--protocol", "mine"], "Error: Invalid value for '--protocol'"),
+        (["--key", "speed"], "Error: --key speed goes with a traffic file; the synthetic city has one table."),
+        (["--channel", "1"], "Error: --channel 1 goes with a traffic file; the synthetic city has one table."),
+        (["--channel", "-1"], "Error: channel must be an integer of at least 0, not -1."),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_folder(tmp_path: Path, args: list[str], text: str) -> None:
@@ -92,6 +100,108 @@ def test_bad_input_is_one_line_and_leaves_no_folder(tmp_path: Path, args: list[s
     assert result.stderr.startswith(text)
     assert len(result.stderr.splitlines()) == 1
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = train(*SMALL, "--out", name)
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", "Error: --out is empty; name a folder.\n")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match="out is empty; name the folder of the run"):
+        Settings(out=name)
+
+
+def tables(path: Path) -> Path:
+    """A file of two tables of two channels."""
+    city = synthetic_city(nodes=3, days=2).speed.numpy()
+    np.savez(path, north=np.stack([city + 1, city], axis=-1), south=np.stack([city, city + 2], axis=-1))
+    return path
+
+
+def test_a_graph_that_is_missing_is_asked_for_by_its_option(tmp_path: Path) -> None:
+    args = ["--data", str(tables(tmp_path / "a.npz")), "--key", "south", "--spatial", "distance"]
+    result = train(*SMALL, *args, "--out", str(tmp_path / "run"))
+    assert result.exit_code == 2
+    assert (
+        "Error: spatial='distance' needs the road graph, but a has none; name its file with --graph (graph= in "
+        "Python), or choose 'adaptive'.\n"
+    ) in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_table_of_several_is_trained_on_and_found_again(tmp_path: Path) -> None:
+    args = ["--data", str(tables(tmp_path / "a.npz")), "--key", "south", "--channel", "1", "--epochs", "1"]
+    out = tmp_path / "run"
+    result = train(*SMALL, *args, "--out", str(out))
+    assert result.exit_code == 0, result.stderr
+    loaded = checkpoint.load(out / "ckpt.pt")
+    assert (loaded.training["key"], loaded.training["channel"]) == ("south", 1)
+    assert loaded.data["options"] == {"key": "south", "channel": 1}
+    assert float(reopen(loaded.data).speed[0, 0]) == float(synthetic_city(nodes=3, days=2).speed[0, 0]) + 2
+    assert train("--resume", "--out", str(out)).exit_code == 0
+    other = train("--resume", "--out", str(out), "--channel", "0")
+    assert f"Error: the run in {out} has channel=1, so it cannot be resumed with 0;" in other.stderr
+
+
+class Disk:
+    """A disk that is full for one file from the given write on."""
+
+    def __init__(self, name: str, first: int) -> None:
+        self.name, self.left, self.write = name, first, Path.write_bytes
+
+    def __call__(self, path: Path, data: bytes) -> int:
+        if path.name.startswith(f".{Path(self.name).stem}."):
+            self.left -= 1
+            if self.left <= 0:
+                self.write(path, data[: len(data) // 2])
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return self.write(path, data)
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "ckpt.pt", "log.csv"])
+def test_a_full_disk_ends_the_run_in_one_sentence_and_it_resumes(
+    run: tuple[Result, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    out, args = tmp_path / "run", [*SMALL, "--epochs", "2", "--lr", "0.002", "--variant", "penalty"]
+    disk = Disk(name, first=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", lambda path, data: disk(path, data))
+        result = train(*args, "--out", str(out))
+    sentence = f"Error: cannot write {out / name}: the disk is full; free some space or choose another folder.\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", sentence)
+    assert not list(out.glob(".*"))
+    assert checkpoint.load(out / "ckpt.pt").training["best_epoch"] == 1
+    assert torch.load(out / "last.ckpt", weights_only=True)["epoch"] in (1, 2)
+    resumed = train("--resume", "--out", str(out))
+    assert resumed.exit_code == 0, resumed.stderr
+    ours, whole = (json.loads((folder / "metrics.json").read_text()) for folder in (out, run[1]))
+    assert ours | {"windows_per_second": 0} == whole | {"windows_per_second": 0}
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); from sensitivity.cli import main"
+    args = [sys.executable, "-c", f"{limit}; main()", "train", *SMALL, "--epochs", "1", "--out", str(tmp_path / "run")]
+    ended = subprocess.run(args, capture_output=True, text=True, timeout=120)
+    file = tmp_path / "run/last.ckpt"
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"Error: cannot write {file}: the disk is full; free some space or choose another folder.\n"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["settings.json"]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_a_folder_without_permission_is_told_before_any_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(ForecastModule, "training_step", lambda *_: pytest.fail("trained"))
+    result = train(*SMALL, "--out", str(out))
+    sentence = f"Error: cannot write {out / 'settings.json'}: no permission in the folder {out}; choose another folder."
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"{sentence}\n")
 
 
 def test_an_existing_run_and_a_file_are_refused(run: tuple[Result, Path], tmp_path: Path) -> None:

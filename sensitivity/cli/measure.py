@@ -7,8 +7,14 @@ from typing import Any
 
 import click
 
-from sensitivity.cli.options import LENGTHS, out_option, seed_option
+from sensitivity.cli.options import LENGTHS, data_options, out_option, seed_option
 from sensitivity.errors import InputError
+
+
+def _of_data(command: Any) -> Any:
+    for option in reversed(data_options()):
+        command = option(command)
+    return command
 
 
 @click.command(name="measure")
@@ -17,6 +23,7 @@ from sensitivity.errors import InputError
               "and gain=, causal=, residual=, biases=, mask=, layers=.")  # fmt: skip
 @click.option("--data", metavar="FILE", help="Traffic file, or 'synthetic'. [default: what the model was trained on]")
 @click.option("--graph", metavar="FILE", help="Road graph of --data.")
+@_of_data
 @click.option("--lengths", type=LENGTHS, help="Sequence lengths, as 12,24,48 or 8,...,1024. "
               "[default: training length times 1, 2, 4, 8; --random: 8,...,256]")  # fmt: skip
 @click.option("--layers", metavar="NAMES", help="Attention layers, separated by commas. [default: all]")
@@ -69,7 +76,8 @@ def _job(options: dict[str, Any]) -> Any:
     if options["random"] is None:
         found = job.of_model(**{name: value for name, value in options.items() if name != "random"})
         return job.streaming(found, **streaming)
-    others = [name for name in ("data", "graph", "layers", "sensors", "builder") if options[name] is not None]
+    names = ("data", "graph", "key", "channel", "layers", "sensors", "builder")
+    others = [name for name in names if options[name] not in (None, 0)]
     if others:
         raise InputError(f"--random draws its own layers and tokens, so --{others[0]} has no meaning; leave it out.")
     found = job.of_random(**{name: options[name] for name in ("random", "lengths", "samples", "norm", "seed")})

@@ -118,9 +118,34 @@ def device_option() -> Any:
     return click.option("--device", type=kinds, default="auto", show_default=True, help="Where to compute.")
 
 
+def data_options() -> list[Any]:
+    """``--key`` and ``--channel``: which of the numbers in a traffic file are meant."""
+    return [
+        click.option("--key", metavar="NAME", help="Table or array of the traffic file, where it has several."),
+        click.option("--channel", type=int, default=0, show_default=True, help="Of an array (time, node, channel)."),
+    ]
+
+
+def named_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuses an empty name, which would be the current folder.
+
+    Raises:
+        InputError: nothing but blanks.
+    """
+    if value is not None and not value.strip():
+        raise InputError("--out is empty; name a folder.")
+    return value
+
+
 def out_option(default: str | None = None, required: bool = False) -> Any:
     """``--out``, a folder."""
     shown = default is not None
     return click.option(
-        "--out", metavar="DIR", default=default, required=required, show_default=shown, help="Folder for the results."
+        "--out",
+        metavar="DIR",
+        default=default,
+        required=required,
+        show_default=shown,
+        callback=named_folder,
+        help="Folder for the results.",
     )

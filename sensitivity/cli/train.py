@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from sensitivity.cli.options import seed_option
+from sensitivity.cli.options import named_folder, seed_option
 from sensitivity.cli.training_options import given, training_options
 
 _VARIANTS = ["none", "no-residual", "mask", "dropout", "penalty", "learned-penalty", "length-penalty", "gate",
@@ -22,7 +22,7 @@ _PLACE = ("out", "resume", "device", "tensorboard", "diagnose_every")
 @click.option("--variant", type=click.Choice(_VARIANTS), metavar="NAME", default="none", show_default=True,
               help=f"What is done to the diagonal: {', '.join(_VARIANTS)}.")  # fmt: skip
 @seed_option()
-@click.option("--out", required=True, metavar="DIR", help="Folder of the run.")
+@click.option("--out", required=True, metavar="DIR", callback=named_folder, help="Folder of the run.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out from its last completed epoch.")
 @click.option("--devices", type=int, default=1, show_default=True, help="Processes that share every batch, each on a "
               "device of its own, or on the CPU.")  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from sensitivity.cli.options import device_option
+from sensitivity.cli.options import data_options, device_option
 
 
 def training_options(protocol: str = "dcrnn") -> Callable[[Any], Any]:
@@ -34,6 +34,7 @@ def _options(protocol: str) -> list[Any]:
         option("--data", default="synthetic", show_default=True, metavar="FILE", help="Traffic file (.h5, .npz, .npy, "
                ".csv), or 'synthetic' (also 'synthetic:nodes=10,days=7')."),
         option("--graph", metavar="FILE", help="Road graph, for --spatial distance."),
+        *data_options(),
         option("--protocol", type=click.Choice(["dcrnn", "paper"]), default=protocol, show_default=True,
                help="Split and scaler."),
         option("--backbone", type=click.Choice(["forecaster", "staeformer"]), default="forecaster", show_default=True,

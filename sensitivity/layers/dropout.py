@@ -43,9 +43,38 @@ def dropout(values: Float[Tensor, "*shape"], rate: float | int) -> Float[Tensor,
     """The values with entries dropped at this rate; torch's own kernel wherever it is the faster one."""
     if rate == 0:
         return values
-    if values.device.type != "cpu" or torch.compiler.is_compiling():
+    if not _own_masks(values):
         return functional.dropout(values, rate)
-    return values * factors(values.shape, rate, values.dtype)
+    return values * _factors_like(values, rate)
+
+
+def branch(
+    values: Float[Tensor, "*shape"], offset: Tensor | None, rate: float | int, skip: Tensor | None
+) -> Float[Tensor, "*shape"]:
+    """``skip + dropout(values + offset)``, the end of a residual branch in training.
+
+    Args:
+        values: a result that nobody else holds: it is overwritten, which saves three passes over fresh memory.
+        offset: added before the dropout; broadcasts to ``values``.
+        rate: of the dropout.
+        skip: added after the dropout.
+    """
+    values = values if offset is None else values.add_(offset)
+    if rate > 0:
+        values = values.mul_(_factors_like(values, rate)) if _own_masks(values) else functional.dropout(values, rate)
+    return values if skip is None else values.add_(skip)
+
+
+def _own_masks(values: Tensor) -> bool:
+    return values.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _factors_like(values: Tensor, rate: float | int) -> Tensor:
+    """Factors in the memory order of the values, which is faster where that is permuted."""
+    drawn = factors(values.shape, rate, values.dtype)
+    strides = torch.empty_like(values).stride()
+    dense = values.stride() == strides != drawn.stride()
+    return drawn.as_strided(values.shape, strides) if dense else drawn
 
 
 def factors(shape: torch.Size, rate: float | int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -127,9 +127,10 @@ def propagate(
     """The states beside their one- and two-hop mixtures, ``[x, F x, F^2 x, B x, B^2 x]``, by one matrix product."""
     batch, nodes, time, dim = states.shape
     hops = torch.cat([forward, forward @ forward, backward, backward @ backward]).to(states.dtype)
-    mixed = (hops @ states.reshape(batch, nodes, time * dim)).reshape(batch, TERMS - 1, nodes, time, dim)
-    stacked = torch.cat([states[:, None], mixed], dim=1)
-    return stacked.permute(0, 2, 3, 1, 4).reshape(batch, nodes, time, TERMS * dim)
+    first = states.transpose(0, 1)  # nodes first: one product for the whole batch
+    mixed = (hops @ first.reshape(nodes, batch * time * dim)).reshape(TERMS - 1, nodes, batch, time, dim)
+    joined = torch.cat([first[..., None, :], mixed.permute(1, 2, 3, 0, 4)], dim=-2)
+    return joined.flatten(-2).transpose(0, 1)
 
 
 def spatial_layer(

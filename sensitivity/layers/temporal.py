@@ -16,8 +16,9 @@ from sensitivity.attention import SoftmaxAttention
 from sensitivity.checks import head_width
 from sensitivity.errors import InputError
 from sensitivity.layers.diagonal import Diagonal, DiagonalDropout
-from sensitivity.layers.dropout import Dropout, dropout
+from sensitivity.layers.dropout import Dropout, branch, dropout, factors
 from sensitivity.layers.gate import ResidualGate
+from sensitivity.layers.short import is_plain, short_attention
 
 
 @dataclass(frozen=True)
@@ -118,21 +119,30 @@ class TemporalAttention(nn.Module):
             InputError: tokens of another width than ``dim``, or no time step at all.
         """
         length = self._length(tokens)
-        query, key, value = self._project(tokens.reshape(-1, length, self.dim))
+        if not need_weights and padding is None and draw is None and _swapped(tokens, offset):
+            offset = None if offset is None else offset.transpose(0, 1)
+            out: Any = self.forward(tokens.transpose(0, 1), offset)
+            return out.transpose(0, 1)
+        flat = tokens.reshape(-1, length, self.dim)
         padding = None if padding is None else padding.reshape(-1, length)
         rate = self.attention_dropout.p if self.attention_dropout.training and draw is None else 0.0
-        draw = self._draw_diagonal(query, padding) if draw is None else draw
-        mask = self._mask(length, padding, draw, query)
-        plain = need_weights or draw.multiplier is not None or _is_short(query)
-        weights = self._weights(query, key, mask) if plain else None
-        if weights is None:
-            mixed = _fused(query, key, value, mask, rate)
-        else:
-            used = weights if draw.multiplier is None else weights * draw.multiplier
-            mixed = dropout(used, rate) @ value
-        out = self.output(mixed.transpose(1, 2).reshape(tokens.shape))
+        chosen = self._draw_diagonal(flat, padding) if draw is None else draw
+        mask = self._mask(length, padding, chosen, flat)
+        packed = self.projection(flat)
+        if draw is None and not need_weights and self._has_kernel(packed, mask):
+            # what acts on the maps here is symmetric (diagonal biases and factors) or drawn entry by entry
+            kept = _product(chosen.multiplier, rate, (len(flat), self.heads, length, length), packed)
+            mixed = short_attention(packed, self.heads, mask.bias, kept)
+            rate = self.output_dropout.p if self.output_dropout.training else 0.0
+            rows, skip = self.output(mixed.flatten(0, 1)), self._skip(tokens)  # no view, so it can be written to
+            added = [None if part is None else part.expand(tokens.shape).reshape(rows.shape) for part in (offset, skip)]
+            return branch(rows, added[0], rate, added[1]).reshape(tokens.shape)
+        plain = need_weights or chosen.multiplier is not None or self._is_short(packed)
+        mixed, weights = self._attend(packed, mask, chosen.multiplier, rate, plain)
+        out = self.output(mixed.reshape(tokens.shape))
         out = self.output_dropout(out if offset is None else out + offset)
-        out = self._with_residual(tokens, out)
+        skip = self._skip(tokens)
+        out = out if skip is None else skip + out
         if not need_weights or weights is None:
             return out
         return out, weights.reshape(*tokens.shape[:-2], self.heads, length, length)
@@ -156,15 +166,15 @@ class TemporalAttention(nn.Module):
             multiplier=draw.multiplier)`` describes the layer under it.
         """
         length = self._length(tokens)
-        like = tokens.reshape(-1, 1, length, self.dim).expand(-1, self.heads, -1, -1)
+        like = tokens.reshape(-1, length, self.dim)
         padding = None if padding is None else padding.reshape(-1, length)
         drawn = self._draw_diagonal(like, padding, generator, always=True)
         rate, multiplier = self.attention_dropout.p, drawn.multiplier
         if rate > 0:
             shape = (like.shape[0], self.heads, length, length)
             kept = torch.rand(shape, device=tokens.device, generator=generator) >= rate
-            factors = kept.to(tokens.dtype) / (1 - rate)
-            multiplier = factors if multiplier is None else factors * multiplier
+            scaled = kept.to(tokens.dtype) / (1 - rate)
+            multiplier = scaled if multiplier is None else scaled * multiplier
         return Draw(drawn.bias, multiplier)
 
     def softmax_attention(
@@ -221,20 +231,44 @@ class TemporalAttention(nn.Module):
             raise InputError(f"tokens are empty: shape {tuple(tokens.shape)}; every axis needs at least one entry.")
         return tokens.shape[-2]
 
-    def _with_residual(self, tokens: Tensor, out: Tensor) -> Tensor:
+    def _skip(self, tokens: Tensor) -> Tensor | None:
+        """What the residual path adds."""
         if isinstance(self.residual, ResidualGate):
-            return self.residual(tokens) + out
-        return tokens + out if self.residual else out
+            return self.residual(tokens)
+        return tokens if self.residual else None
 
-    def _project(self, tokens: Float[Tensor, "sample time dim"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, ``(sample, head, time, width)`` each."""
-        packed = self.projection(tokens).reshape(*tokens.shape[:2], 3, self.heads, self.width)
-        query, key, value = packed.permute(2, 0, 3, 1, 4).contiguous()
-        return query, key, value
+    def _is_short(self, packed: Float[Tensor, "sample time packed"]) -> bool:
+        """Whether plain products are the faster way: on a CPU, for rows no longer than a token's q, k and v."""
+        return packed.device.type == "cpu" and packed.shape[1] <= 3 * self.width
+
+    def _has_kernel(self, packed: Float[Tensor, "sample time packed"], mask: Mask) -> bool:
+        """Whether the kernel of training can be used: on a CPU, under no transform; nobody holds what it writes to."""
+        biased = mask.bias is not None and mask.bias.requires_grad
+        masked = self.causal or mask.empty is not None or biased
+        if masked or not (self.training and packed.requires_grad and self._is_short(packed)):
+            return False
+        return _is_bare(self.output) and is_plain(packed, *self.output.parameters())
+
+    def _attend(
+        self,
+        packed: Float[Tensor, "sample time packed"],
+        mask: Mask,
+        multiplier: Tensor | None,
+        rate: float,
+        plain: bool,
+    ) -> tuple[Float[Tensor, "sample time dim"], Tensor | None]:
+        """The heads' outputs side by side, and the weights where plain products gave them."""
+        parts = packed.reshape(*packed.shape[:2], 3, self.heads, self.width).permute(2, 0, 3, 1, 4)
+        query, key, value = parts.contiguous()
+        if not plain:
+            return _fused(query, key, value, mask, rate).transpose(1, 2).flatten(2), None
+        weights = self._weights(query, key, mask)
+        used = weights if multiplier is None else weights * multiplier
+        return (dropout(used, rate) @ value).transpose(1, 2).flatten(2), weights
 
     def _draw_diagonal(
         self,
-        like: Float[Tensor, "sample head time width"],
+        like: Float[Tensor, "sample time dim"],
         padding: Tensor | None,
         generator: torch.Generator | None = None,
         always: bool = False,
@@ -242,18 +276,19 @@ class TemporalAttention(nn.Module):
         """A draw of the diagonal regulariser, if it is in training (or ``always``)."""
         if not isinstance(self.diagonal, DiagonalDropout) or not (self.diagonal.training or always):
             return Draw()
-        samples, heads, length, _ = like.shape
+        samples, length, _ = like.shape
+        heads = self.heads
         eye = torch.eye(length, dtype=torch.bool, device=like.device)
         hidden = self.diagonal.sample_hidden(samples, heads, length, like.device, generator)
-        factors = self.diagonal.sample_multiplier(samples, heads, length, like, generator)
+        scaled = self.diagonal.sample_multiplier(samples, heads, length, like, generator)
         bias = multiplier = None
         if hidden is not None:
             gone = hidden & _has_others(self._visible(length, padding, like.device), eye)
             bias = like.new_zeros(*gone.shape, length)
             bias.diagonal(dim1=-2, dim2=-1).masked_fill_(gone, -math.inf)
-        if factors is not None:
-            multiplier = like.new_ones(*factors.shape, length)
-            multiplier.diagonal(dim1=-2, dim2=-1).copy_(factors)
+        if scaled is not None:
+            multiplier = like.new_ones(*scaled.shape, length)
+            multiplier.diagonal(dim1=-2, dim2=-1).copy_(scaled)
         return Draw(bias, multiplier)
 
     def _visible(self, length: int, padding: Tensor | None, device: torch.device) -> Bool[Tensor, "#s #h query key"]:
@@ -292,9 +327,25 @@ class TemporalAttention(nn.Module):
         return weights if mask.empty is None else weights.masked_fill(mask.empty, 0.0)
 
 
-def _is_short(query: Float[Tensor, "sample head time width"]) -> bool:
-    """Whether plain products are the faster way: on a CPU, for rows of scores no longer than a token's q, k and v."""
-    return query.device.type == "cpu" and query.shape[2] <= 3 * query.shape[3]
+def _swapped(tokens: Tensor, offset: Tensor | None) -> bool:
+    """Whether tokens ``(batch, node, time, dim)`` lie in memory with the nodes first."""
+    if tokens.ndim != 4 or tokens.is_contiguous() or (offset is not None and offset.ndim != 4):
+        return False
+    return tokens.transpose(0, 1).is_contiguous()
+
+
+def _is_bare(module: nn.Module) -> bool:
+    """Whether a linear layer is nothing but that: no other class in its place, and no hook that sees its output."""
+    hooks = (module._forward_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return type(module) is nn.Linear and not any(hooks)
+
+
+def _product(multiplier: Tensor | None, rate: float, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+    """The factors on the weights: those of dropout times those that are given."""
+    if rate == 0:
+        return multiplier
+    drawn = factors(torch.Size(shape), rate, like.dtype)
+    return drawn if multiplier is None else drawn.mul_(multiplier)
 
 
 def _fused(

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from sensitivity.errors import InputError
 from sensitivity.layers.diagonal import Diagonal, diagonal_from_config
-from sensitivity.layers.dropout import Dropout
+from sensitivity.layers.dropout import Dropout, branch
 from sensitivity.layers.gate import ResidualGate, residual_from_config
 from sensitivity.layers.positional import time_encoding
+from sensitivity.layers.short import is_plain
 from sensitivity.layers.spatial import check_graph, spatial_layer
 from sensitivity.layers.temporal import TemporalAttention
 from sensitivity.models.clock import DAYS, check_inputs, clock
@@ -51,12 +52,21 @@ class Block(nn.Module):
     def forward(
         self, states: Float[Tensor, "batch node time dim"], clock: Float[Tensor, "batch node time part"]
     ) -> Float[Tensor, "batch node time dim"]:
-        """The next states, from the states and the clock."""
-        states = self.temporal_norm(self.temporal(states, self.temporal_clock(clock)))
+        """The next states, from the states and the clock; in memory, nodes come first, which saves copies."""
+        clock = _swapped(clock).contiguous()
+        attended = self.temporal(_swapped(_swapped(states).contiguous()), _swapped(self.temporal_clock(clock)))
+        states = self.temporal_norm(_swapped(attended))
         if self.spatial is None:
-            return states
-        mixed = self.dropout(self.spatial(states) + self.spatial_clock(clock))
-        return self.spatial_norm(states + mixed)
+            return _swapped(states)
+        mixed = _swapped(self.spatial(_swapped(states))) + self.spatial_clock(clock)
+        if self.training and is_plain(mixed):
+            return _swapped(self.spatial_norm(branch(mixed, None, self.dropout.p, states)))
+        return _swapped(self.spatial_norm(states + self.dropout(mixed)))
+
+
+def _swapped(values: Float[Tensor, "first second time feature"]) -> Float[Tensor, "second first time feature"]:
+    """Batch and nodes exchanged, as a view."""
+    return values.transpose(0, 1)
 
 
 class Forecaster(nn.Module):

@@ -15,7 +15,7 @@ from sensitivity.errors import InputError, RunError
 from sensitivity.reproduction.plan import Cell, Plan
 from sensitivity.traffic import Traffic
 from sensitivity.training import fit
-from sensitivity.training.data import open_traffic
+from sensitivity.training.data import open_settings
 
 Told = Callable[[Cell, str], None]
 """Is told which run is ``begins``, ``done`` or ``failed``."""
@@ -37,7 +37,7 @@ def train_missing(plan: Plan, jobs: int, told: Told) -> dict[str, str]:
     failures: dict[str, str] = {}
     if not waiting:
         return failures
-    traffic = open_traffic(plan.settings.data, plan.settings.graph)  # what is wrong with the data is said at once
+    traffic = open_settings(plan.settings)  # what is wrong with the data is said at once
     finished = _one_by_one(waiting, traffic, told) if jobs == 1 else _side_by_side(waiting, jobs, told)
     for cell, failure in finished:
         if failure is not None:

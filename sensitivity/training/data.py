@@ -10,6 +10,7 @@ import torch
 
 from sensitivity.errors import InputError
 from sensitivity.traffic import Traffic, Window, Windows, read, synthetic_city
+from sensitivity.training.settings import Settings
 
 SYNTHETIC = "synthetic"
 _CITY = {
@@ -18,23 +19,33 @@ _CITY = {
 }  # fmt: skip
 
 
-def open_traffic(data: str, graph: str | None = None) -> Traffic:
+def open_traffic(data: str, graph: str | None = None, key: str | None = None, channel: int = 0) -> Traffic:
     """The traffic that ``--data`` names.
 
     Args:
         data: a file, ``synthetic``, or ``synthetic:`` with arguments of the generator (``synthetic:nodes=10,days=7``).
         graph: the road graph's file; the synthetic city has its own.
+        key: table or array of the file, where it has several.
+        channel: of an array ``(time, node, channel)``.
 
     Raises:
-        InputError: whatever the reader or the generator refuses; a graph beside the synthetic city; an argument that
-            the generator does not have.
+        InputError: whatever the reader or the generator refuses; a graph, key or channel beside the synthetic city; an
+            argument that the generator does not have.
     """
     name, _, arguments = data.partition(":")
     if name != SYNTHETIC:
-        return read(data, graph)
+        return read(data, graph, key=key, channel=channel)
     if graph is not None:
         raise InputError(f"--graph {graph} goes with a traffic file; the synthetic city has a graph of its own.")
+    for option, value in (("key", key), ("channel", channel)):
+        if value not in (None, 0):
+            raise InputError(f"--{option} {value} goes with a traffic file; the synthetic city has one table.")
     return synthetic_city(**_city_arguments(arguments))
+
+
+def open_settings(settings: Settings) -> Traffic:
+    """The traffic that a run's settings name; errors as those of :func:`open_traffic`."""
+    return open_traffic(settings.data, settings.graph, settings.key, settings.channel)
 
 
 def _city_arguments(text: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from sensitivity import checkpoint
 from sensitivity.errors import InputError, RunError
 from sensitivity.models import Forecaster, STAEformer, variant_diagonal
 from sensitivity.traffic import Split, Traffic, describe, reopen, split
-from sensitivity.training.data import mixed, open_traffic
+from sensitivity.training.data import mixed, open_settings
 from sensitivity.training.evaluate import evaluate, naive_scores
 from sensitivity.training.folder import RunFolder
 from sensitivity.training.loop import Interrupted, choose_device, require_lightning, run_epochs
@@ -117,6 +117,11 @@ def build_model(settings: Settings, traffic: Traffic) -> Model:
     options |= {"nodes": traffic.speed.shape[1], "diagonal": diagonal, "residual": residual}
     if settings.backbone == "forecaster":
         graph = traffic.graph if settings.spatial == "distance" else None
+        if settings.spatial == "distance" and graph is None:
+            raise InputError(
+                f"spatial='distance' needs the road graph, but {traffic.name} has none; name its file with --graph "
+                "(graph= in Python), or choose 'adaptive'."
+            )
         return Forecaster(**options, spatial=settings.spatial, graph=graph)
     if settings.spatial != "attention":
         raise InputError(
@@ -142,7 +147,7 @@ def _traffic(settings: Settings, folder: RunFolder, traffic: Traffic | None, new
     if new:
         folder.refuse_existing()
     if not settings.resume:
-        return open_traffic(settings.data, settings.graph) if traffic is None else traffic
+        return open_settings(settings) if traffic is None else traffic
     folder.check_same(settings)
     _, description = folder.read_settings()
     if traffic is None:

@@ -49,6 +49,8 @@ class Settings:
         data: a traffic file, or ``synthetic`` (``synthetic:nodes=10,days=7`` to say more).
         out: the folder that the run writes to.
         graph: the road graph's file.
+        key: table or array of the traffic file, where it has several.
+        channel: of an array ``(time, node, channel)``.
         protocol: ``dcrnn`` or ``paper``.
         variant: what is done to the diagonal: ``none``, ``no-residual``, ``mask``, ``dropout``, ``penalty``,
             ``learned-penalty``, ``length-penalty``, ``gate`` or ``sink-penalty``.
@@ -96,6 +98,8 @@ class Settings:
     data: str = "synthetic"
     out: str = "runs/train"
     graph: str | None = None
+    key: str | None = None
+    channel: int = 0
     protocol: str = "dcrnn"
     variant: str = "none"
     backbone: str = "forecaster"
@@ -132,12 +136,15 @@ class Settings:
     diagnose_every: int = 0
 
     def __post_init__(self) -> None:
+        if not str(self.out).strip():
+            raise InputError("out is empty; name the folder of the run.")
         self._fill(_chosen(_BACKBONES, "backbone", self.backbone))
         self._fill(_chosen(_RECIPES, "recipe", self.recipe))
         self._fill({"sink_weight": SINK_WEIGHT if self.variant == "sink-penalty" else 0.0})
         for name in _COUNTS:
             _check_count(name, getattr(self, name), 1)
         _check_count("seed", self.seed, 0)
+        _check_count("channel", self.channel, 0)
         if self.seed >= 2**63:
             raise InputError(f"seed must be below 2**63, not {self.seed}.")
         _check_number("lr", self.lr, above=0.0)

@@ -107,20 +107,23 @@ def of_model(
     sensors: int | None = None,
     trust_pickle: bool = False,
     builder: str | None = None,
+    key: str | None = None,
+    channel: int = 0,
 ) -> Job:
     """The attention layers of a checkpoint's model, on windows of traffic.
 
     Raises:
         InputError: a file that cannot be used, an unknown layer, lengths longer than the data.
     """
-    if graph is not None and data is None:
-        raise InputError(f"--graph {graph} belongs to a traffic file; name that with --data.")
+    for option, value in (("graph", graph), ("key", key), ("channel", channel or None)):
+        if value is not None and data is None:
+            raise InputError(f"--{option} {value} belongs to a traffic file; name that with --data.")
     loaded = checkpoint.load(model, trust_pickle=trust_pickle, builder=builder)
     names = check_layers(loaded.model, _split(layers))
     trained = int(loaded.config.get("input_length") or (loaded.data or {}).get("input_length") or 12)
     lengths = lengths or [trained * step for step in STEPS]
     samples, sensors = samples or WINDOWS, sensors or SENSORS
-    traffic, notes = open_data(loaded, data, graph)
+    traffic, notes = open_data(loaded, data, graph, key, channel)
     scaler, more = _scaler(loaded, traffic)
     source = trained_layers(loaded, traffic, scaler, lengths[-1], names, windows=samples, per_window=sensors, seed=seed)
     source.draw(lengths[0])  # whatever is wrong with the data is said now, before anything is measured or written
@@ -130,6 +133,7 @@ def of_model(
     settings: dict[str, Any] = {"model": loaded.sha256, "builder": builder, "data": described, "layers": list(names)}
     settings |= {"samples": samples, "sensors": sensors, "seed": seed, "longest": lengths[-1]}
     arguments = ["--model", Path(model).name, *([] if data is None else ["--data", Path(data).name])]
+    arguments += [*([] if key is None else ["--key", key]), *(["--channel", str(channel)] if channel else [])]
     arguments += [*([] if layers is None else ["--layers", layers]), "--samples", str(samples)]
     arguments += ["--sensors", str(sensors)]
     dtype = str(parameter.dtype).removeprefix("torch.")
@@ -164,7 +168,9 @@ def streaming(job: Job, keep: str, rows: int | None) -> Job:
     )
 
 
-def open_data(loaded: Checkpoint, data: str | None, graph: str | None) -> tuple[Traffic, list[str]]:
+def open_data(
+    loaded: Checkpoint, data: str | None, graph: str | None, key: str | None = None, channel: int = 0
+) -> tuple[Traffic, list[str]]:
     """The traffic to measure on: what was named, else what the model was trained on, else the synthetic city.
 
     Raises:
@@ -173,7 +179,7 @@ def open_data(loaded: Checkpoint, data: str | None, graph: str | None) -> tuple[
     nodes = getattr(loaded.model, "nodes", None)
     notes: list[str] = []
     if data is not None:
-        traffic = _named(data, graph, nodes)
+        traffic = _named(data, graph, nodes, key, channel)
     elif loaded.data is None:
         notes.append("the checkpoint does not say what it was trained on: measured on the synthetic city")
         traffic = synthetic_city(**_size(nodes))
@@ -183,7 +189,7 @@ def open_data(loaded: Checkpoint, data: str | None, graph: str | None) -> tuple[
         except InputError as error:
             text = f"measured on the synthetic city, not on what the model was trained on: {error}"
             warnings.warn(text, SensitivityWarning, stacklevel=2)
-            notes.append(f"measured on the synthetic city, not on {loaded.data.get('name', 'its training data')}")
+            notes.append(f"measured on the synthetic city, not on {_told(loaded.data)}")
             traffic = synthetic_city(**_size(nodes))
     sensors = traffic.speed.shape[1]
     if nodes is not None and sensors != nodes:
@@ -194,12 +200,18 @@ def open_data(loaded: Checkpoint, data: str | None, graph: str | None) -> tuple[
     return traffic, notes
 
 
-def _named(data: str, graph: str | None, nodes: int | None) -> Traffic:
+def _told(description: dict[str, Any]) -> str:
+    """The name of the data that a model was trained on: its file's where it was a file."""
+    path = description.get("path")
+    return Path(path).name if isinstance(path, str) else str(description.get("name", "its training data"))
+
+
+def _named(data: str, graph: str | None, nodes: int | None, key: str | None, channel: int) -> Traffic:
     from sensitivity.training.data import open_traffic
 
-    if data == "synthetic" and graph is None:
+    if data == "synthetic" and (graph, key, channel) == (None, None, 0):
         return synthetic_city(**_size(nodes))
-    return open_traffic(data, graph)
+    return open_traffic(data, graph, key, channel)
 
 
 def _size(nodes: int | None) -> dict[str, int]:
