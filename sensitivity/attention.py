@@ -207,12 +207,15 @@ class SoftmaxAttention:
         return cls(**weights, residual=residual, **options)
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> SoftmaxAttention:
-        """The same layer with its floating tensors in another type or on another device."""
+        """The same layer with its floating tensors in another type or on another device; itself if they are there."""
 
         def move(value: Tensor) -> Tensor:
             return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
 
-        moved: dict[str, Any] = {name: move(value) for name, value in self._tensors().items()}
+        before = self._tensors()
+        moved: dict[str, Any] = {name: move(value) for name, value in before.items()}
+        if all(moved[name] is value for name, value in before.items()):
+            return self  # a copy would be checked once more
         return dataclasses.replace(self, **moved)
 
     def __repr__(self) -> str:
