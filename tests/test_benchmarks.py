@@ -12,7 +12,7 @@ from benchmarks import alternatives, child, growth, page, record, rivals, run, t
 from benchmarks.figures import FIGURES
 from benchmarks.sections import SECTIONS, Section
 from benchmarks.subjects import attention, model, single, tokens
-from benchmarks.tables import Findings, Table, Target, shown
+from benchmarks.tables import Findings, Table, Target, duration, shown
 from benchmarks.timing import interleaved, ratio, spread
 from oracles import norm_map
 from sequence_models import OldStyleSquare
@@ -186,16 +186,33 @@ def test_growth_of_a_power_law() -> None:
     law = growth.growth(values, [[factor * 1e-6 * value**2 for value in values] for factor in (1.0, 1.1)])
     assert growth.in_words(law) == "2.00 (2.00 to 2.00)"
     plain = {"exponent": -law.exponent, "intercept": law.intercept}
-    assert growth.longest(plain, 1.05) == pytest.approx(1000)
     assert growth.value_at(plain, 1000) == pytest.approx(1.05)
+
+
+def test_lengths_for_a_time_lie_between_those_that_were_timed_or_beyond_at_least_quadratic() -> None:
+    entry = {"values": [10, 20, 40], "times": [1.0, 1.5, 3.0]}
+    assert growth.longest(entry, 1.5) == pytest.approx(20)
+    assert growth.longest(entry, 2.0) == pytest.approx(20 * 2.0 / 1.5)  # the last step doubles
+    assert growth.longest(entry, 12.0) == pytest.approx(80)
+    assert growth.longest(entry | {"times": [1.0, 2.0, 16.0]}, 128.0) == pytest.approx(80)
+
+
+def test_durations_have_a_unit_that_fits() -> None:
+    assert [duration(value) for value in (-1.63, 2e-5, 0.25, 90.0, 600.0)] == [
+        "-1.63 s",
+        "20 µs",
+        "250 ms",
+        "90 s",
+        "10 min",
+    ]
 
 
 def test_what_is_affordable_is_computed() -> None:
     law = {"exponent": 2.0, "intercept": 0.0}
-    entry = {"axis": "T", "values": [1, 2], "law": law}
+    entry = {"axis": "T", "values": [1, 2], "times": [1.0, 4.0], "law": law}
     text = growth.afford({"map over T": entry, "generic over D": {"axis": "D", "values": [1], "law": law}})
     assert "a second reaches T=1, a minute T=8, an hour T=60; the map alone takes $4 T^2$ bytes, 256 B at" in text
-    assert "Lengths beyond those that were timed (at most T=2)" in text
+    assert "Lengths beyond those that were timed (at most T=2) go on" in text
     assert "Factors on the generic engine's time: 4.0 for twice the width." in text
 
 

@@ -91,15 +91,16 @@ REACH = {
 
 
 def afford(data: dict[str, Any]) -> str:
-    """What a user can afford, from the fitted laws: lengths for a second, a minute and an hour."""
+    """What a user can afford: lengths for a second, a minute and an hour."""
     lines = ["### What you can afford", ""]
     for name, what in REACH.items():
         if name in data:
-            second, minute, hour = (_rounded(longest(data[name]["law"], budget)) for budget in (1.0, 60.0, 3600.0))
+            second, minute, hour = (_rounded(longest(data[name], budget)) for budget in (1.0, 60.0, 3600.0))
             reach = f"- **{what}**: a second reaches T={second:,}, a minute T={minute:,}, an hour T={hour:,}"
             lines.append(f"{reach}{_need(name, data[name], minute)}.")
     seen = max((max(entry["values"]) for entry in data.values() if entry["axis"] == "T"), default=0)
-    lines += ["", f"Lengths beyond those that were timed (at most T={seen:,}) follow the fitted laws.", _doubling(data)]
+    beyond = f"Lengths beyond those that were timed (at most T={seen:,}) go on from the longest"
+    lines += ["", f"{beyond} at the growth of the last step, or with T² if that is more.", _doubling(data)]
     return "\n".join(lines)
 
 
@@ -121,10 +122,18 @@ def _doubling(data: dict[str, Any]) -> str:
     return f"Factors on the generic engine's time: {', '.join(parts)}." if parts else ""
 
 
-def longest(law: dict[str, float], budget: float) -> float:
-    """The size at which a law of growth reaches ``budget``."""
-    steepness = law["exponent"]  # of sizes too small to time, it may be about nothing
-    return math.exp(min((math.log(budget) - law["intercept"]) / steepness, 100.0)) if steepness > 0 else math.inf
+def longest(entry: dict[str, Any], budget: float) -> float:
+    """The length that takes ``budget`` seconds: between those that were timed, or beyond them.
+
+    A law that is fitted to all lengths grows too slowly beyond them, as the short ones are mostly overhead.
+    """
+    values, times = entry["values"], entry["times"]
+    place = min(max(sum(time <= budget for time in times), 1), len(times) - 1)
+    steepness = math.log(times[place] / times[place - 1]) / math.log(values[place] / values[place - 1])
+    if budget > times[-1]:
+        steepness = max(steepness, 2.0)
+    near = place if budget > times[-1] else place - 1
+    return float(values[near] * (budget / times[near]) ** (1 / steepness)) if steepness > 0 else math.inf
 
 
 def value_at(law: dict[str, float], value: float) -> float:

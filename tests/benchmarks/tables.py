@@ -118,7 +118,7 @@ def number(value: float | int) -> str:
 def duration(value: float) -> str:
     """Seconds in a unit that fits."""
     for unit, scale, limit in (("µs", 1e-6, 1e-3), ("ms", 1e-3, 1.0), ("s", 1.0, 120.0), ("min", 60.0, 7200.0)):
-        if value < limit:
+        if abs(value) < limit:
             return f"{number(float(value / scale))} {unit}"
     return f"{number(float(value / 3600))} h"
 
