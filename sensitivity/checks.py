@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator
 from numbers import Integral
 from typing import Any
@@ -12,6 +13,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from sensitivity.errors import InputError, SensitivityError
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether all entries are finite: one pass where their sum is, and a closer look where it is not."""
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def finite(tensor: Tensor, name: str, way: str = "remove or impute them before measuring") -> Tensor:
@@ -25,8 +31,8 @@ def finite(tensor: Tensor, name: str, way: str = "remove or impute them before m
     Raises:
         InputError: an entry is NaN or infinite; the message says how many and where the first one is.
     """
-    bad = ~torch.isfinite(tensor)
-    if bad.any():
+    if not all_finite(tensor):
+        bad = ~torch.isfinite(tensor)
         index = tuple(int(part) for part in bad.nonzero()[0])
         kind = "NaN" if torch.isnan(tensor[index]) else "infinite"
         raise InputError(

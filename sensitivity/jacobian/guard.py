@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sensitivity.checks import all_finite
 from sensitivity.errors import InputError
 from sensitivity.jacobian.state import exact_arithmetic, kept_modules, refuse_inference_mode
 from sensitivity.modules import modules_of, unwrap
@@ -122,7 +123,7 @@ def _check_parameters(module: nn.Module) -> None:
                 f"the parameter {name!r} was made inside torch.inference_mode and has no derivatives; build the model "
                 "outside of that block."
             )
-        if value.is_floating_point() and not torch.isfinite(value).all():
+        if value.is_floating_point() and not all_finite(value):
             count = int((~torch.isfinite(value)).sum())
             raise InputError(
                 f"the model's parameter {name!r} holds {count} NaN or infinite entries of {value.numel()}; "

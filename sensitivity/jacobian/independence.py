@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sensitivity import checks
+from sensitivity.checks import all_finite
 from sensitivity.errors import InputError
 from sensitivity.jacobian.memory import SavedBytes, known_tensors
 from sensitivity.jacobian.state import exact_arithmetic
@@ -111,8 +112,8 @@ def check_output(output: object, tokens: Tensor) -> Float[Tensor, "sample time o
         )
     if not output.is_floating_point():
         raise InputError(f"the function's output is {output.dtype}, which has no derivative; select a floating output.")
-    bad = ~torch.isfinite(output)
-    if bad.any():
+    if not all_finite(output):
+        bad = ~torch.isfinite(output)
         sample, query = (int(part) for part in bad.any(dim=-1).nonzero()[0])
         raise InputError(
             f"the output is not finite at (sample {sample}, query {query}), in {output.dtype} under the math attention "

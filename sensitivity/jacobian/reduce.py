@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sensitivity.checks import all_finite
 from sensitivity.errors import RunError
 from sensitivity.jacobian.cotangents import Cotangents
 from sensitivity.jacobian.norms import NormMaps
@@ -145,7 +146,7 @@ def check_finite(values: Float[Tensor, "sample row key"], chunk: Rows, queries: 
     Raises:
         RunError: names the first (sample, query, key), the type and the attention backend.
     """
-    if torch.isfinite(values).all():
+    if all_finite(values):
         return
     sample, row, key = (int(part) for part in (~torch.isfinite(values)).nonzero()[0])
     raise RunError(

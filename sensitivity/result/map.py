@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sensitivity import statistics
+from sensitivity.checks import all_finite
 from sensitivity.errors import InputError
 from sensitivity.result.measurement import NO_ATTENTION, Measurement, check_part
 from sensitivity.statistics import AttentionStatistics, RowStatistics
@@ -215,7 +216,7 @@ class SensitivityMap(Measurement):
         step = max(1, _BLOCK // max(1, values.shape[0] * values.shape[2]))
         for start in range(0, values.shape[1], step):
             part = values[:, start : start + step]
-            if part.isfinite().all():
+            if all_finite(part):
                 continue
             bad = self.visible[:, start : start + step] & ~part.isfinite()
             if bad.any():
