@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 jaxtyping.install_import_hook(["sensitivity"], "beartype.beartype")
 torch.set_num_threads(1)  # the workers share the cores among them
 os.environ["OMP_NUM_THREADS"] = "1"  # and so do the processes they start: sums over other threads round otherwise
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background, which the processes would inherit
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # lightning imports it, and it tells of a torch too old for it
 
 
