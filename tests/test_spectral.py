@@ -8,6 +8,7 @@ import pytest
 import torch
 from oracles import draw
 
+from sensitivity import blocks, measure
 from sensitivity.attention import SoftmaxAttention
 from sensitivity.jacobian import closed_form, search, spectral
 from sensitivity.jacobian.operator import BlockOperator
@@ -127,3 +128,27 @@ def test_chosen_pairs_are_packed():
     assert keys[:, 0].tolist() == [1, 2]
     assert keys[0].tolist() == [1, 3]
     assert mask.tolist() == [[True, True], [True, False]]
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize(("dtype", "gain"), [(torch.float32, 0.1), (torch.float32, 0.3), (torch.float64, 1e-3)])
+def test_a_path_that_is_small_beside_the_others_keeps_its_digits(heads: int, dtype: torch.dtype, gain: float) -> None:
+    """Nearly uniform attention: the key path shrinks with the logits, and its operator with their square."""
+    attention = SoftmaxAttention.random(32, heads, gain=gain, seed=1, dtype=dtype)
+    tokens = draw(2, 16, 32).to(dtype)
+    found = measure(attention, tokens, norm="spectral", paths=True).paths["key"].double()
+    wanted = torch.linalg.svdvals(blocks(attention, tokens, paths=True)["key"].double())[..., 0]
+    assert_within(found, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0, 1e4])
+def test_large_tokens_under_uniform_attention(size: float) -> None:
+    """Every block is the same matrix, however large the values are that have no part in it."""
+    attention = SoftmaxAttention.random(32, 4, gain=0.0, residual=False, seed=0)
+    found = measure(attention, size * draw(1, 8, 32).float(), norm="spectral").norms.double()
+    weights = attention.output_weight.double() @ attention.value_weight.double()
+    assert_within(found, (torch.linalg.svdvals(weights.sum(dim=0))[0] / 8).expand_as(found), 1e-5)
+
+
+def assert_within(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
+    assert float(((found - wanted).abs() / wanted).max()) < tolerance

@@ -34,6 +34,7 @@ class Iteration:
 
     Attributes:
         length: :math:`\beta`, the length of ``vector``; zero where the space is exhausted.
+        beside: the same, but zero before the first step: the last entry beside the diagonal.
         vector: the latest Lanczos vector times its length.
         before: the one before it, times the length of that.
     """
@@ -54,6 +55,7 @@ class Iteration:
         self.length_before = torch.ones_like(value[:, 0])
         self.image, self.scratch = torch.empty_like(self.vector), scratch
         self.length = self._measure().sqrt_()
+        self.beside = torch.zeros_like(self.length)  # the start has its length from nowhere: no rounding comes of it
 
     def _measure(self) -> Float[Tensor, "row 1 key"]:
         r"""Image of ``vector`` under :math:`G`, kept, and their inner product."""
@@ -79,10 +81,10 @@ class Iteration:
         heads.addcmul_(self.deviation, combined[:, inner:, None])
         self.before, self.vector = self.vector, fresh
         # an exhausted space leaves rounding noise: from there on zeros, and the Ritz values stay exact
-        noise = NOISE * torch.finfo(fresh.dtype).eps * (along.abs() + self.length)
+        noise = NOISE * torch.finfo(fresh.dtype).eps * (along.abs() + self.beside)
         self.length_before = torch.where(self.length > 0, self.length, 1.0)
         length = self._measure().sqrt_()
-        self.length = torch.where(length > noise, length, 0.0)
+        self.length = self.beside = torch.where(length > noise, length, 0.0)
         return along[:, 0], self.length[:, 0]
 
     def keep(self, rows: Int[Tensor, " row"], keys: Int[Tensor, "row key"]) -> None:
@@ -95,3 +97,4 @@ class Iteration:
         self.value, self.deviation, self.inside = some(self.value), some(self.deviation), self.inside[rows]
         self.vector, self.before, self.image = some(self.vector), some(self.before), some(self.image)
         self.length, self.length_before = some(self.length), some(self.length_before)
+        self.beside = self.length
