@@ -151,6 +151,16 @@ def test_one_table_of_several_is_found_again_by_the_checkpoint(tmp_path: Path, n
     assert again["layers"] == named["layers"] != other["layers"]
     assert "--key south --channel 1" in named["provenance"]["command"]
 
+    moved, another = tmp_path / f"moved_{name}", tmp_path / "another.npz"
+    (tmp_path / name).rename(moved)
+    found = [run(*args, "--data", str(moved), "--out", str(tmp_path / "moved"))]
+    assert json.loads(found[0].stdout)["layers"] == again["layers"]
+    told = run(*args[:-1], "--data", str(moved), "--out", str(tmp_path / "told")).stdout
+    assert "read as in training: key south and channel 1" in told
+    np.savez(another, south=city + 1)
+    told = run(*args[:-1], "--data", str(another), "--out", str(tmp_path / "another")).stdout
+    assert f"the model was trained on key south and channel 1 of {name}" in told
+
 
 @pytest.mark.parametrize(("option", "value"), [("key", "south"), ("channel", "1"), ("graph", "g.csv")])
 def test_what_belongs_to_a_traffic_file_needs_one(ckpt: Path, option: str, value: str) -> None:

@@ -22,6 +22,7 @@ from sensitivity.sweep import BOUNDS, RandomTokens
 from sensitivity.sweep.source import Source, check_layers
 from sensitivity.sweep.trained import trained_layers, trained_split
 from sensitivity.traffic import Scaler, Traffic, reopen, split, synthetic_city
+from sensitivity.traffic.files import checksum
 
 WINDOWS, SENSORS, SEQUENCES = 16, 32, 8
 STEPS = (1, 2, 4, 8)
@@ -179,7 +180,7 @@ def open_data(
     nodes = getattr(loaded.model, "nodes", None)
     notes: list[str] = []
     if data is not None:
-        traffic = _named(data, graph, nodes, key, channel)
+        traffic, notes = _named(data, graph, nodes, key, channel, loaded.data or {})
     elif loaded.data is None:
         notes.append("the checkpoint does not say what it was trained on: measured on the synthetic city")
         traffic = synthetic_city(**_size(nodes))
@@ -206,12 +207,24 @@ def _told(description: dict[str, Any]) -> str:
     return Path(path).name if isinstance(path, str) else str(description.get("name", "its training data"))
 
 
-def _named(data: str, graph: str | None, nodes: int | None, key: str | None, channel: int) -> Traffic:
+def _named(
+    data: str, graph: str | None, nodes: int | None, key: str | None, channel: int, trained: dict[str, Any]
+) -> tuple[Traffic, list[str]]:
+    """What ``--data`` names; the file of the training at another place is read as it was then."""
     from sensitivity.training.data import open_traffic
 
-    if data == "synthetic" and (graph, key, channel) == (None, None, 0):
-        return synthetic_city(**_size(nodes))
-    return open_traffic(data, graph, key, channel)
+    if (key, channel) != (None, 0):
+        return open_traffic(data, graph, key, channel), []
+    if data == "synthetic" and graph is None:
+        return synthetic_city(**_size(nodes)), []
+    options = trained.get("options") or {}
+    chosen = " and ".join(f"{name} {options[name]}" for name in ("key", "channel") if options.get(name))
+    file = Path(data)
+    if trained.get("kind") == "file" and file.is_file() and trained.get("sha256") == checksum(file):
+        moved = trained | {"path": data, "graph": graph, "graph_sha256": None}
+        return reopen(moved), [f"read as in training: {chosen}"] if chosen else []
+    traffic = open_traffic(data, graph)
+    return traffic, [f"the model was trained on {chosen} of {_told(trained)}"] if chosen else []
 
 
 def _size(nodes: int | None) -> dict[str, int]:
