@@ -326,7 +326,10 @@ def test_statistics_without_maps_are_the_same_and_draw_no_heatmap(tmp_path: Path
 def test_some_rows_are_named_in_the_headline_and_give_nearly_the_same(ckpt: Path, tmp_path: Path) -> None:
     words = ["--model", str(ckpt), "--lengths", "48", "--samples", "2"]
     found = run(*words, "--rows", "24", "--seed", "5", "--out", str(tmp_path / "rows"))
-    assert "24 query rows of every sequence, drawn with seed 5" in found.stdout
+    assert (
+        "24 query rows of every sequence, drawn with seed 5\nthe bounds are checked on rows of their own"
+        in found.stdout
+    )
     assert "wrote" in found.stdout
     some, whole = (Sweep.load(path / "measurement.nc") for path in (tmp_path / "rows", _whole(words, tmp_path)))
     for layer in whole.layers:

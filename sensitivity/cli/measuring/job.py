@@ -158,14 +158,15 @@ def streaming(job: Job, keep: str, rows: int | None) -> Job:
     given = {"--keep": "statistics"} if keep == "statistics" else {}
     given |= {} if rows is None else {"--rows": str(rows)}
     command = " ".join([job.provenance["command"], *(word for pair in given.items() for word in pair)])
-    some = [] if rows is None else [f"{rows} query rows of every sequence, drawn with seed {job.seed}"]
+    some = f"{rows} query rows of every sequence, drawn with seed {job.seed}"
+    some_rows = [] if rows is None else [some, "the bounds are checked on rows of their own"]
     return dataclasses.replace(
         job,
         statistics_only=True,
         rows=rows,
         settings=job.settings | given,
         provenance=job.provenance | {"command": command},
-        headline=[*job.headline, *some],
+        headline=[*job.headline, *some_rows],
     )
 
 
