@@ -109,6 +109,16 @@ class TestPlan:
         with pytest.raises(InputError, match=message):
             Plan(SMALL, tmp_path, **change)
 
+    @pytest.mark.parametrize(("given", "used"), [({}, 0.1), ({"sink_weight": 0.3}, 0.3)])
+    def test_a_sink_weight_is_of_the_sink_penalty_alone(self, given: dict, used: float, tmp_path: Path) -> None:
+        plan = Plan(Settings(**given), tmp_path, ("none", "mask", "sink-penalty"), (0,))
+        assert [cell.settings.sink_weight for cell in plan.cells] == [0.0, 0.0, used]
+        if given:
+            with pytest.raises(
+                InputError, match="a sink weight belongs to the variant sink-penalty, which is not among no-"
+            ):
+                Plan(Settings(**given), tmp_path)
+
     def test_refuses_a_folder_of_other_settings_before_anything_is_trained(self, plan: Plan, found: Comparison) -> None:
         other = dataclasses.replace(plan, settings=dataclasses.replace(SMALL, dim=8))
         with pytest.raises(InputError, match=r"holds a comparison with dim=4, not 8; choose another --out"):

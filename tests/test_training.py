@@ -276,6 +276,10 @@ def test_bad_input_leaves_no_folder(tmp_path: Path, others: dict[str, Any], mess
         ({"lr": float("nan")}, "lr must be a finite number above 0, not nan"),
         ({"weight_decay": -1.0}, "weight_decay must be a finite number of at least 0, not -1.0"),
         ({"device": "tpu"}, "unknown device 'tpu'; choose one of auto, cpu"),
+        (
+            {"variant": "sink-penalty", "sink_weight": 0.0},
+            "sink-penalty with a sink weight of 0 is none; give it a positive",
+        ),
     ],
 )
 def test_settings_out_of_range(others: dict[str, Any], message: str) -> None:

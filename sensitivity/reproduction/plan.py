@@ -14,12 +14,16 @@ from sensitivity import __version__, files
 from sensitivity.errors import InputError
 from sensitivity.models import VARIANTS
 from sensitivity.training import Settings
+from sensitivity.training.settings import SINK_WEIGHT
 
 PAPER = ("no-residual", "none", "mask", "dropout", "penalty")
 """The five variants, in the paper's order."""
 
 BASE = "none"
 """The variant that the others are compared with."""
+
+SINK = "sink-penalty"
+"""The variant that a sink weight belongs to; the others are trained without it."""
 
 _VARIED = ("variant", "seed")
 
@@ -97,6 +101,9 @@ class Plan:
         for name in self.variants:
             if name not in VARIANTS:
                 raise InputError(f"unknown variant {name!r}; choose from {', '.join(VARIANTS)}.")
+        if self.settings.sink_weight and SINK not in self.variants:
+            names = ", ".join(self.variants)
+            raise InputError(f"a sink weight belongs to the variant {SINK}, which is not among {names}.")
         for seed in self.seeds:
             dataclasses.replace(self.settings, seed=seed)  # the settings know which seeds are good
 
@@ -144,7 +151,10 @@ class Plan:
 
     def _cell(self, variant: str, seed: int) -> Cell:
         folder = self.folder / "runs" / f"{variant}-{seed}"
-        settings = dataclasses.replace(self.settings, variant=variant, seed=seed, out=str(folder), resume=False)
+        # the settings have filled in the weight of a run without the penalty: 0
+        weight = (self.settings.sink_weight or SINK_WEIGHT) if variant == SINK else 0.0
+        varied: dict[str, Any] = {"variant": variant, "sink_weight": weight, "seed": seed}
+        settings = dataclasses.replace(self.settings, **varied, out=str(folder), resume=False)
         return Cell(variant, seed, folder, settings)
 
     def _stored(self) -> dict[str, Any]:

@@ -150,6 +150,8 @@ class Settings:
         _check_number("lr", self.lr, above=0.0)
         for name in ("weight_decay", "clip", "sink_weight"):
             _check_number(name, getattr(self, name))
+        if self.variant == "sink-penalty" and not self.sink_weight:
+            raise InputError("the variant sink-penalty with a sink weight of 0 is none; give it a positive one.")
         if self.sink_weight and self.input_length < 2:
             raise InputError(f"the sink ratio needs input_length of at least 2, not {self.input_length}.")
         _check_count("devices", self.devices, 1)
