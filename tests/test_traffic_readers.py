@@ -265,6 +265,7 @@ def test_irregular_index(tmp_path, values, shift, message):
     [
         (-3.0, r"has 1 negative speeds \(the first is -3 at 2012-03-01T23:10:00, sensor 767541\)"),
         (np.inf, "has 1 infinite speeds"),
+        (1e40, r"has 1 infinite speeds \(the first is 1e\+40 at"),
     ],
 )
 def test_values_that_are_no_speeds(tmp_path, values, bad, message):

@@ -124,8 +124,8 @@ def _warn_of_clock(timestamps: np.ndarray, rows: np.ndarray, source: str) -> Non
 
 
 def _check_speeds(values: np.ndarray, timestamps: np.ndarray, sensor_ids: list[str], source: str) -> None:
-    """Refuses negative and infinite values."""
-    for bad, kind in ((values < 0, "negative"), (np.isinf(values), "infinite")):
+    """Refuses negative values, and infinite ones: also those that single precision takes for infinite."""
+    for bad, kind in ((values < 0, "negative"), (values > np.finfo(np.float32).max, "infinite")):
         if bad.any():
             row, column = (int(part) for part in np.argwhere(bad)[0])
             when = timestamps[row].astype("datetime64[s]")
