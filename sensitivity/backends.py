@@ -18,10 +18,6 @@ from sensitivity.jacobian.closed_form import Tile
 from sensitivity.jacobian.norms import Norm, NormMaps
 from sensitivity.target import Target
 
-_HEIGHT = 16  # rows of a tile, so that what all keys have in common is read once for that many
-_WIDEST = 2**25  # numbers of a tile however long the sequence is
-
-
 KEEPS = ("map", "statistics")
 _BLOCK = 2**22  # entries of the maps that automatic differentiation hands on at a time
 _CAUSAL = "no output depends on a later input: the model was taken to be causal"
@@ -90,7 +86,6 @@ def in_closed_form(target: Target, request: Request) -> Found:
         paths=request.paths,
         heads=request.heads,
         rows=None if times is None else times.to(tokens.device),
-        size=tile_size(attention, length),
     )
     for tile in watched(stream, rows * samples, _rows_of, f"measuring {target.name}"):
         kept.add(tile)
@@ -101,11 +96,6 @@ def in_closed_form(target: Target, request: Request) -> Found:
 
 def _rows_of(tile: Tile) -> int:
     return len(tile.rows) * (tile.samples.stop - tile.samples.start)
-
-
-def tile_size(attention: SoftmaxAttention, length: int) -> int:
-    """Numbers in a (head, row, key) tile: more for long sequences, where one of the usual size would be a few rows."""
-    return max(closed_form.TILE, min(_HEIGHT * length * attention.heads, _WIDEST))
 
 
 def _fit(attention: SoftmaxAttention, tokens: Tensor, rows: int, request: Request) -> tuple[bool, list[str]]:
@@ -145,7 +135,7 @@ def _working(attention: SoftmaxAttention, tokens: Tensor, request: Request) -> i
     heads, width, value = attention.heads, attention.width, attention.value_weight.shape[1]
     pairs = heads * (heads + 1) // 2
     per_time = 4 * heads * max(width, value) + pairs * (2 * value + 2)
-    tile = min(tile_size(attention, length), tokens.shape[0] * heads * length**2)
+    tile = min(closed_form.tile_size(attention, length), tokens.shape[0] * heads * length**2)
     together = max(1, min(tokens.shape[0], tile // max(1, heads * length**2)))
     products = min(heads * length * width * value, 2**25)
     if request.norm == "spectral":

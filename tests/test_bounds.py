@@ -178,7 +178,7 @@ def test_heads_that_attend_to_different_keys_attain_the_sum_over_heads():
     quiet = dataclasses.replace(attention, bias=hidden, query_weight=0 * attention.query_weight)
     found = check(quiet, normal(1, 3, 8), ["expected"])["expected"]
     sizes = torch.linalg.matrix_norm(attention.output_weight @ attention.value_weight, ord=2)
-    assert found.quantiles[1.0] == pytest.approx(1.0, rel=1e-6)  # the tolerance of a spectral norm
+    assert found.quantiles[1.0] == pytest.approx(1.0, rel=TOLERANCES["spectral"])
     assert found.measured * 2 >= float(sizes.sum()) * 0.5
 
 

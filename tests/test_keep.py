@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sensitivity import SensitivityMap, SensitivityStatistics, SoftmaxAttention, backends, measure
 from sensitivity.errors import InputError, SensitivityWarning
+from sensitivity.jacobian import closed_form
 from sensitivity.layers import DiagonalDropout, TemporalAttention
 
 TOKENS = draw(3, 7, 8)
@@ -25,7 +26,7 @@ NAMES = [case.name for case in CASES]
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of a row or two of one sample, so that everything is put together from many."""
-    monkeypatch.setattr(backends, "tile_size", lambda attention, length: 2 * length)
+    monkeypatch.setattr(closed_form, "tile_size", lambda attention, length: 2 * length)
     monkeypatch.setattr(backends, "_BLOCK", 2 * 3 * 7)
 
 
@@ -281,7 +282,7 @@ class Largest(TorchDispatchMode):
 class TestMemory:
     @pytest.mark.parametrize("options", [{}, {"causal": True}, {"padding": torch.arange(400)[None] > 390}])
     def test_no_tensor_grows_with_the_square_of_the_length(self, options, monkeypatch):
-        monkeypatch.setattr(backends, "tile_size", lambda attention, length: 8 * length)
+        monkeypatch.setattr(closed_form, "tile_size", lambda attention, length: 8 * length)
         layer, tokens = SoftmaxAttention.random(8, 2, dtype=torch.float64, **options), draw(1, 400, 8)
         with Largest() as largest:
             found = measure(layer, tokens, keep="statistics", paths=True, heads=True)

@@ -25,7 +25,7 @@ from sensitivity.jacobian.query_rows import Rows, RowSource
 from sensitivity.jacobian.visibility import left_out
 
 TILE = 2**20  # numbers in one (head, row, key) tile: a few MB, what the caches hold
-ROWS, LARGE = 64, 2**26  # rows that make a matrix product worth its overhead, and the size up to which they are taken
+HEIGHT, WIDEST = 16, 2**25  # rows of a tile, so that what all keys share is read once for so many; and its most numbers
 
 
 def blocks(
@@ -157,18 +157,16 @@ def tiles(
         heads: see ``norm_maps``.
         rows: the query rows that are wanted; all of them by default.
         tolerance: see ``norm_maps``.
-        size: numbers in a ``(sample, head, row, key)`` tile; what the caches hold by default, or more where that would
-            be less than some tens of rows.
+        size: numbers in a ``(sample, head, row, key)`` tile; that of ``tile_size`` by default.
     """
     check_norm(norm)
     check_self_attention(attention)
     samples, length, _ = tokens.shape
     wanted = torch.arange(length, device=tokens.device) if rows is None else rows
     per_row = length * attention.heads
+    size = tile_size(attention, length) if size is None else size
     if norm == "spectral":  # the iteration keeps some ten vectors a pair
-        per_row, size = 8 * length * attention.dim, 32 * (size or TILE)
-    elif size is None:
-        size = max(TILE, min(LARGE, ROWS * per_row))
+        per_row, size = 8 * length * attention.dim, 32 * size
     height = max(1, min(len(wanted), size // per_row))
     batch = max(1, min(samples, size // (per_row * height)))
     geometry = Geometry.of(attention)
@@ -186,6 +184,11 @@ def tiles(
                 if norm == "rms":
                     maps = _scaled(maps, 1 / math.sqrt(attention.dim))
             yield Tile(here, some, maps)
+
+
+def tile_size(attention: SoftmaxAttention, length: int) -> int:
+    """Numbers in a (head, row, key) tile: more for long sequences, where one of the usual size would be a few rows."""
+    return max(TILE, min(HEIGHT * length * attention.heads, WIDEST))
 
 
 def _frobenius_tile(attention: SoftmaxAttention, columns: Columns, rows: Rows, paths: bool, heads: bool) -> NormMaps:

@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
-from sensitivity.backends import tile_size
 from sensitivity.collecting import KeptSums, Masks, choose_rows
 from sensitivity.jacobian import closed_form
 from sensitivity.jacobian.norms import Norm
@@ -51,9 +50,8 @@ class StreamedSums:
         attention, tokens = in_one_type(attention, tokens)
         kept = KeptSums(Masks(len(tokens), self.length, self.length, attention), self.times)
         rows = None if self.times is None else self.times.to(tokens.device)
-        size = tile_size(attention, self.length)
         with torch.no_grad():
-            for tile in closed_form.tiles(attention, tokens, norm=self.norm, paths=True, rows=rows, size=size):
+            for tile in closed_form.tiles(attention, tokens, norm=self.norm, paths=True, rows=rows):
                 kept.add(tile)
             self._bounds.update(attention, tokens)
         self._parts.append(kept)
