@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
-from sensitivity.collecting import KeptMaps, KeptSums, Masks, choose_rows, watched
+from sensitivity.collecting import DeferredWeights, KeptMaps, KeptSums, Masks, choose_rows, watched
 from sensitivity.errors import InputError
 from sensitivity.jacobian import autodiff, closed_form, memory
 from sensitivity.jacobian.closed_form import Tile
@@ -20,6 +20,7 @@ from sensitivity.target import Target
 
 KEEPS = ("map", "statistics")
 _BLOCK = 2**22  # entries of the maps that automatic differentiation hands on at a time
+_LEAST = 2**17  # numbers in a tile, below which it is mostly overhead
 _CAUSAL = "no output depends on a later input: the model was taken to be causal"
 _WAY_OUT = (
     "measure with keep='statistics', which holds no map, or some query rows with rows=; or take fewer samples or time "
@@ -54,6 +55,7 @@ class Found:
         dtype: floating type of the norms.
         engine: which way the numbers were computed, in words.
         notes: what the reader should know.
+        weights: computes the attention weights, where they are put off until somebody asks.
     """
 
     kept: KeptMaps | KeptSums
@@ -62,6 +64,7 @@ class Found:
     dtype: torch.dtype
     engine: str
     notes: list[str]
+    weights: DeferredWeights | None = None
 
 
 def in_closed_form(target: Target, request: Request) -> Found:
@@ -76,7 +79,12 @@ def in_closed_form(target: Target, request: Request) -> Found:
     samples, length, _ = tokens.shape
     times = choose_rows(request.rows, length, request.seed, attention.padding)
     rows = length if times is None else len(times)
-    weights, notes = _fit(attention, tokens, rows, request)
+    allowed = memory.budget(request.budget, tokens.device)
+    size = _tile_size(attention, tokens, request, allowed)
+    weights, notes = _fit(attention, tokens, rows, request, allowed, size)
+    deferred = None
+    if weights == "keep" and DeferredWeights.fits(attention, tokens, rows):
+        weights, deferred = "leave", DeferredWeights(attention, tokens, times)
     masks = Masks(samples, length, length, attention)
     kept = KeptMaps(masks, times, weights) if request.keep == "map" else KeptSums(masks, times)
     stream = closed_form.tiles(
@@ -86,28 +94,39 @@ def in_closed_form(target: Target, request: Request) -> Found:
         paths=request.paths,
         heads=request.heads,
         rows=None if times is None else times.to(tokens.device),
+        size=size,
     )
     for tile in watched(stream, rows * samples, _rows_of, f"measuring {target.name}"):
         kept.add(tile)
     if isinstance(kept, KeptMaps):
         kept.finish()
-    return Found(kept, times, length, tokens.dtype, "closed form", notes)
+    return Found(kept, times, length, tokens.dtype, "closed form", notes, deferred)
 
 
 def _rows_of(tile: Tile) -> int:
     return len(tile.rows) * (tile.samples.stop - tile.samples.start)
 
 
-def _fit(attention: SoftmaxAttention, tokens: Tensor, rows: int, request: Request) -> tuple[bool, list[str]]:
-    """Whether the attention weights fit beside the maps, and a note where they do not.
+def _tile_size(attention: SoftmaxAttention, tokens: Tensor, request: Request, allowed: int) -> int:
+    """Numbers in a tile: the usual, or as many fewer as it takes to leave most of a small budget to the maps."""
+    size = closed_form.tile_size(attention, tokens.shape[1])
+    while size > _LEAST and _working(attention, tokens, request, size) > allowed // 4:
+        size //= 2
+    return size
+
+
+def _fit(
+    attention: SoftmaxAttention, tokens: Tensor, rows: int, request: Request, allowed: int, tile: int
+) -> tuple[str, list[str]]:
+    """Whether the attention weights fit beside the maps (see ``KeptMaps``), and a note where they do not.
 
     Raises:
         InputError: what is asked for does not fit the budget.
     """
     samples, length, _ = tokens.shape
-    allowed, size = memory.budget(request.budget, tokens.device), tokens.element_size()
+    size = tokens.element_size()
     parts = 1 + 4 * request.paths + attention.heads * request.heads
-    working = _working(attention, tokens, request)
+    working = _working(attention, tokens, request, tile)
     if request.keep == "statistics":
         sums = 8 * (samples + 1) * (12 * parts * length) + 8 * samples * attention.heads * (2 * length + 3 * rows)
         memory.refuse_over(
@@ -116,7 +135,7 @@ def _fit(attention: SoftmaxAttention, tokens: Tensor, rows: int, request: Reques
             f"statistics of {samples} samples and {length} time steps",
             "take fewer samples or time steps, leave paths and heads out, or raise budget=",
         )
-        return False, []
+        return "sum", []
     pairs = samples * rows * length
     need = working + pairs * (parts * size + 2 * attention.masked)
     memory.refuse_over(
@@ -124,18 +143,18 @@ def _fit(attention: SoftmaxAttention, tokens: Tensor, rows: int, request: Reques
     )
     weights = pairs * attention.heads * size
     if need + weights <= allowed:
-        return True, []
+        return "keep", []
     text = f"attention weights ({memory.readable(weights)}) are not kept, only their statistics; budget= sets the limit"
-    return False, [text]
+    return "sum", [text]
 
 
-def _working(attention: SoftmaxAttention, tokens: Tensor, request: Request) -> int:
+def _working(attention: SoftmaxAttention, tokens: Tensor, request: Request, tile: int) -> int:
     """About how many bytes the closed form needs at a time, for the samples of a tile."""
     length, size = tokens.shape[1], tokens.element_size()
     heads, width, value = attention.heads, attention.width, attention.value_weight.shape[1]
     pairs = heads * (heads + 1) // 2
     per_time = 4 * heads * max(width, value) + pairs * (2 * value + 2)
-    tile = min(closed_form.tile_size(attention, length), tokens.shape[0] * heads * length**2)
+    tile = min(tile, tokens.shape[0] * heads * length**2)
     together = max(1, min(tokens.shape[0], tile // max(1, heads * length**2)))
     products = min(heads * length * width * value, 2**25)
     if request.norm == "spectral":

@@ -246,7 +246,7 @@ def _result(
         given["visible"] = kept.visible.expand(maps.total.shape[0], -1, -1)
     if found.times is not None:
         given["query_times"] = found.times
-    return SensitivityMap(
+    whole = SensitivityMap(
         norms=maps.total,
         diagonal=maps.diagonal,
         paths=maps.paths,
@@ -259,6 +259,9 @@ def _result(
         **given,
         **common,
     )
+    if found.weights is not None:
+        whole.put_off_attention(found.weights)
+    return whole
 
 
 def _provenance(

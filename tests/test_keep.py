@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from cases import DIM, LENGTH, SAMPLES, attention_cases
+from largest import Largest
 from oracles import draw, norm_map
 from tolerances import assert_close
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sensitivity import SensitivityMap, SensitivityStatistics, SoftmaxAttention, backends, measure
 from sensitivity.errors import InputError, SensitivityWarning
@@ -263,22 +263,6 @@ class TestRows:
             measure(model, TOKENS, rows=rows)
 
 
-class Largest(TorchDispatchMode):
-    """Remembers the most numbers that any tensor held while it was on."""
-
-    def __init__(self):
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        for value in found if isinstance(found, (tuple, list)) else [found]:
-            if isinstance(value, torch.Tensor):
-                held = value.untyped_storage().nbytes() // value.element_size()
-                self.numbers = max(self.numbers, min(value.numel(), held))  # neither all of a part's whole nor a repeat
-        return found
-
-
 class TestMemory:
     @pytest.mark.parametrize("options", [{}, {"causal": True}, {"padding": torch.arange(400)[None] > 390}])
     def test_no_tensor_grows_with_the_square_of_the_length(self, options, monkeypatch):
@@ -311,14 +295,14 @@ class TestMemory:
     def test_weights_that_do_not_fit_are_summed_up(self):
         tokens = draw(SAMPLES, 400, DIM)
         full = measure(self.layer, tokens)
-        small = measure(self.layer, tokens, budget=30 * 2**20)
+        small = measure(self.layer, tokens, budget=12 * 2**20)
         assert (full.attention is None, small.attention is None) == (False, True)
         assert small.notes == [
             "attention weights (4.88 MiB) are not kept, only their statistics; budget= sets the limit"
         ]
         for name in ("diagonal_attention", "key_sink", "row_entropy"):
             assert_same(getattr(small, name)(), getattr(full, name)())
-        assert torch.equal(small.norms, full.norms)
+        assert_close(small.norms, full.norms, "maps")
 
     def test_refusals_name_the_way_out(self):
         tokens = draw(SAMPLES, LENGTH, DIM)
@@ -334,10 +318,10 @@ class TestMemory:
     def test_a_budget_too_small_for_the_map_is_enough_for_its_statistics_and_for_some_rows(self):
         tokens = draw(1, 2000, DIM)
         with pytest.raises(InputError, match="1 map of 1 samples, 2000 x 2000 pairs each, needs about"):
-            measure(self.layer, tokens, budget=48 * 2**20)
-        statistics = measure(self.layer, tokens, budget=48 * 2**20, keep="statistics")
+            measure(self.layer, tokens, budget=32 * 2**20)
+        statistics = measure(self.layer, tokens, budget=32 * 2**20, keep="statistics")
         assert 0 < statistics.sink_ratio() < math.inf
-        assert measure(self.layer, tokens, budget=48 * 2**20, rows=16).norms.shape == (1, 16, 2000)
+        assert measure(self.layer, tokens, budget=32 * 2**20, rows=16).norms.shape == (1, 16, 2000)
 
     def test_a_mask_that_counts_what_attends_is_held_once(self):
         found = measure(SoftmaxAttention.random(8, 2, causal=True), TOKENS.float())

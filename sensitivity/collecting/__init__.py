@@ -5,5 +5,6 @@ from sensitivity.collecting.masks import Masks
 from sensitivity.collecting.progress import watched
 from sensitivity.collecting.rows import choose_rows
 from sensitivity.collecting.sums import KeptSums
+from sensitivity.collecting.weights import DeferredWeights
 
-__all__ = ["KeptMaps", "KeptSums", "Masks", "choose_rows", "watched"]
+__all__ = ["DeferredWeights", "KeptMaps", "KeptSums", "Masks", "choose_rows", "watched"]

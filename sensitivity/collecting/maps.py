@@ -19,7 +19,7 @@ class KeptMaps:
     Args:
         masks: which pairs count.
         times: the query times that will be handed in, in their order; all unless given.
-        weights: whether attention weights are kept, or only their statistics.
+        weights: what is done with attention weights: ``keep`` them, ``sum`` them up, or ``leave`` them.
 
     Attributes:
         maps: the maps; padded pairs are NaN.
@@ -28,7 +28,7 @@ class KeptMaps:
         weight_sums: statistics of the attention weights, where those are not kept.
     """
 
-    def __init__(self, masks: Masks, times: Int[Tensor, " row"] | None = None, weights: bool = True) -> None:
+    def __init__(self, masks: Masks, times: Int[Tensor, " row"] | None = None, weights: str = "keep") -> None:
         self.masks, self.times, self.weights = masks, times, weights
         self.order = torch.arange(masks.queries) if times is None else times.cpu()
         self.maps: NormMaps | None = None
@@ -56,7 +56,7 @@ class KeptMaps:
         attended, visible = self.masks.of(samples, tile.rows)
         if visible is not None:
             self._put_masks(samples, rows, attended, visible)
-        if maps.attention is not None:
+        if maps.attention is not None and self.weights != "leave":
             self._put_weights(tile, rows, attended)
 
     def take(self, maps: NormMaps) -> None:
@@ -91,7 +91,7 @@ class KeptMaps:
             diagonal=None if like.diagonal is None else like.total.new_empty(shape[:2]),
             paths={name: empty() for name in like.paths},
             heads=None if like.heads is None else empty(like.heads.shape[1]),
-            attention=empty(heads) if heads and self.weights else None,
+            attention=empty(heads) if heads and self.weights == "keep" else None,
         )
 
     def _put_masks(self, samples: slice, rows: slice, attended: Tensor | None, visible: Tensor) -> None:

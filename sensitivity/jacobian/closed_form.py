@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,15 +15,13 @@ from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
 from sensitivity.errors import InputError
-from sensitivity.jacobian import spectral
-from sensitivity.jacobian.diagonal import DiagonalBlocks, diagonal_norms, norms_with_residual
-from sensitivity.jacobian.frobenius import Brackets, Columns
-from sensitivity.jacobian.geometry import Geometry
+from sensitivity.jacobian.memory import keep_freed_memory
 from sensitivity.jacobian.norms import PATHS, Norm, NormMaps, check_norm
-from sensitivity.jacobian.query_rows import Rows, RowSource
+from sensitivity.jacobian.query_rows import RowSource
+from sensitivity.jacobian.tile_maps import FrobeniusTiles, SpectralTiles
 from sensitivity.jacobian.visibility import left_out
 
-TILE = 2**20  # numbers in one (head, row, key) tile: a few MB, what the caches hold
+TILE = 2**21  # numbers in one (head, row, key) tile: a few MB, what the caches hold
 HEIGHT, WIDEST = 16, 2**25  # rows of a tile, so that what all keys share is read once for so many; and its most numbers
 
 
@@ -161,81 +158,29 @@ def tiles(
     """
     check_norm(norm)
     check_self_attention(attention)
+    keep_freed_memory()
     samples, length, _ = tokens.shape
     wanted = torch.arange(length, device=tokens.device) if rows is None else rows
-    per_row = length * attention.heads
+    per_row = attention.heads * (length + attention.width * attention.value_weight.shape[1])
     size = tile_size(attention, length) if size is None else size
-    if norm == "spectral":  # the iteration keeps some ten vectors a pair
+    spectral = norm == "spectral"
+    if spectral:  # the iteration keeps some ten vectors a pair
         per_row, size = 8 * length * attention.dim, 32 * size
     height = max(1, min(len(wanted), size // per_row))
     batch = max(1, min(samples, size // (per_row * height)))
-    geometry = Geometry.of(attention)
+    kind = SpectralTiles(attention, paths, heads, tolerance) if spectral else FrobeniusTiles(attention, paths, heads)
     for start in range(0, samples, batch):
         here = slice(start, min(start + batch, samples))
-        source = RowSource(attention, tokens, here)
-        columns = None if norm == "spectral" else Columns(geometry, source.value)
+        maps_of = kind.of(tokens, here)
         for low in range(0, len(wanted), height):
             some = wanted[low : low + height]
-            block_rows = source.rows(some)
-            if columns is None:
-                maps = _spectral_tile(attention, block_rows, paths, heads, tolerance)
-            else:
-                maps = _frobenius_tile(attention, columns, block_rows, paths, heads)
-                if norm == "rms":
-                    maps = _scaled(maps, 1 / math.sqrt(attention.dim))
-            yield Tile(here, some, maps)
+            maps = maps_of(some)
+            yield Tile(here, some, _scaled(maps, 1 / math.sqrt(attention.dim)) if norm == "rms" else maps)
 
 
 def tile_size(attention: SoftmaxAttention, length: int) -> int:
     """Numbers in a (head, row, key) tile: more for long sequences, where one of the usual size would be a few rows."""
     return max(TILE, min(HEIGHT * length * attention.heads, WIDEST))
-
-
-def _frobenius_tile(attention: SoftmaxAttention, columns: Columns, rows: Rows, paths: bool, heads: bool) -> NormMaps:
-    """Frobenius norms of one tile."""
-    brackets = Brackets(columns, rows)
-    maps = NormMaps(total=brackets.norms(), attention=rows.weights)
-    if heads:
-        maps.heads = brackets.head_norms()
-    if paths:
-        maps.paths = {"value": brackets.value_norms(), "key": brackets.norms(value_path=False)}
-    _put_diagonal(maps, attention, rows, "frobenius")
-    return maps
-
-
-def _spectral_tile(attention: SoftmaxAttention, rows: Rows, paths: bool, heads: bool, tolerance: float) -> NormMaps:
-    """Spectral norms of one tile, by iteration off the diagonal and by decomposition on it."""
-    operator = spectral.BlockOperator.of(attention, rows)
-    samples = rows.weights.shape[0]
-
-    def norms(**part: Any) -> Tensor:
-        return spectral.norms(operator.only(**part), tolerance).unflatten(0, (samples, -1))
-
-    maps = NormMaps(total=norms(), attention=rows.weights)
-    if heads:
-        maps.heads = torch.stack([norms(head=head) for head in range(attention.heads)], dim=1)
-    if paths:
-        maps.paths = {name: norms(path=name) for name in ("value", "key")}
-    _put_diagonal(maps, attention, rows, "spectral")
-    return maps
-
-
-def _put_diagonal(maps: NormMaps, attention: SoftmaxAttention, rows: Rows, norm: Norm) -> None:
-    """Replaces the entries on the diagonal, where the query and residual paths add to the others, by exact ones."""
-    blocks, residual = DiagonalBlocks.of(attention, rows, keep_query=bool(maps.paths)), float(attention.residual)
-    places, index = torch.arange(len(rows.index), device=rows.index.device), rows.index
-    if maps.heads is not None:
-        maps.heads[:, :, places, index] = diagonal_norms(blocks.heads(), norm)
-    if maps.paths:
-        zero = torch.zeros_like(maps.total)
-        maps.paths = {"residual": zero, **maps.paths, "query": zero.clone()}
-        unit = 1.0 if norm == "spectral" else math.sqrt(attention.dim)
-        maps.paths["residual"][:, places, index] = unit * abs(residual)
-        maps.paths["query"][:, places, index] = diagonal_norms(blocks.total(query=True), norm)
-    if attention.out_dim != attention.dim:
-        maps.total[:, places, index] = diagonal_norms(blocks.total(), norm)
-        return
-    maps.diagonal, maps.total[:, places, index] = norms_with_residual(blocks.total(), residual, norm)
 
 
 def _scaled(maps: NormMaps, factor: float) -> NormMaps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,52 +20,65 @@ class DiagonalBlocks:
     Attributes:
         inner: the value, key and query paths together.
         query: the query path alone.
-        outputs: what takes ``inner`` to the blocks, ``(head, out, inner)``; None where ``inner`` holds the blocks of
-            the one head themselves.
+        outputs: :math:`W_O`, which takes ``inner`` to the blocks.
     """
 
     inner: Float[Tensor, "sample head inner dim row"]
     query: Float[Tensor, "sample head inner dim row"]
-    outputs: Float[Tensor, "head out inner"] | None
+    outputs: Float[Tensor, "head out inner"]
 
     @classmethod
     def of(cls, attention: SoftmaxAttention, rows: Rows, keep_query: bool = True) -> DiagonalBlocks:
         """The blocks of some rows; ``keep_query=False`` saves a copy where the query path alone is not wanted."""
-        at, source = rows.index[None, None, :, None], rows.source
-        weight, alpha = (
-            values.gather(-1, at.expand(*values.shape[:2], -1, 1)) for values in (rows.weights, rows.alpha)
-        )
-        deviation = alpha * source.value[:, :, rows.index] - weight * rows.mean
+        alpha, deviation = rows.on_diagonal()
         gradient = attention.scale * rows.query @ attention.key_weight
-        value_weight, outputs = attention.value_weight, attention.output_weight
         query_weight = attention.scale * attention.query_weight
-        if source.by_token:  # one head: its W_O goes before the covariance, which then needs no product after it
-            deviation, value_weight = deviation @ outputs.mT, outputs @ value_weight
-            covariance = (value_weight @ rows.token_covariance().flatten(3)).unflatten(3, (attention.dim, -1))
-            query = (attention.key_weight.mT @ query_weight).mT[:, None] @ covariance
-        else:
-            query = query_weight.mT[:, None] @ rows.covariance()
+        query = query_weight.mT[:, None] @ rows.covariance()
         inner = query.clone() if keep_query else query
-        inner.addcmul_(value_weight[..., None], alpha.mT[:, :, None])
+        inner.addcmul_(attention.value_weight[..., None], alpha.mT[:, :, None])
         inner.addcmul_(deviation.mT[:, :, :, None], gradient.mT[:, :, None])
-        return cls(inner, query, None if source.by_token else outputs)
+        return cls(inner, query, attention.output_weight)
 
     def total(self, query: bool = False) -> Float[Tensor, "sample out dim row"]:
         """The blocks of all heads together, or their query path."""
         inner = self.query if query else self.inner
-        if self.outputs is None:
-            return inner[:, 0]
         outputs = self.outputs.movedim(0, 1).flatten(1)
         return (outputs @ inner.flatten(3).flatten(1, 2)).unflatten(2, inner.shape[3:])
 
     def heads(self) -> Float[Tensor, "sample head out dim row"]:
         """The blocks of every head."""
-        if self.outputs is None:
-            return self.inner
         return (self.outputs @ self.inner.flatten(3)).unflatten(3, self.inner.shape[3:])
 
 
-def diagonal_norms(blocks: Float[Tensor, "*axes out dim row"], norm: Norm) -> Float[Tensor, "*axes row"]:
+class DiagonalNorms(NamedTuple):
+    """Norms of the diagonal blocks of some rows.
+
+    Attributes:
+        total: of the whole blocks.
+        removed: of the blocks without the residual; None where they are not square.
+        query: of the query path alone, where it is wanted.
+        heads: of every head's blocks, where they are wanted.
+    """
+
+    total: Float[Tensor, "sample row"]
+    removed: Float[Tensor, "sample row"] | None = None
+    query: Float[Tensor, "sample row"] | None = None
+    heads: Float[Tensor, "sample head row"] | None = None
+
+
+def norms_of_blocks(
+    blocks: DiagonalBlocks, attention: SoftmaxAttention, norm: Norm, query: bool, heads: bool
+) -> DiagonalNorms:
+    """Norms of blocks that are there, of their query path and their heads where those are wanted."""
+    of_query = _norms(blocks.total(query=True), norm) if query else None
+    of_heads = _norms(blocks.heads(), norm) if heads else None
+    if attention.out_dim != attention.dim:
+        return DiagonalNorms(_norms(blocks.total(), norm), None, of_query, of_heads)
+    removed, total = norms_with_residual(blocks.total(), float(attention.residual), norm)
+    return DiagonalNorms(total, removed, of_query, of_heads)
+
+
+def _norms(blocks: Float[Tensor, "*axes out dim row"], norm: Norm) -> Float[Tensor, "*axes row"]:
     """Norms of blocks whose rows stand last."""
     if norm == "frobenius":
         return blocks.square().sum(dim=(-3, -2)).sqrt_()
@@ -82,6 +96,6 @@ def norms_with_residual(
         others = blocks.square_().sum(dim=(1, 2))
         shifted = (own + residual).square_()
         return (others + own.square_().sum(dim=-1)).sqrt_(), (others + shifted.sum(dim=-1)).sqrt_()
-    alone = diagonal_norms(blocks, norm)
+    alone = _norms(blocks, norm)
     entries.add_(residual)
-    return alone, diagonal_norms(blocks, norm)
+    return alone, _norms(blocks, norm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -100,8 +101,8 @@ class Brackets:
         """Which blocks are so small beside the terms of their brackets that rounding has eaten their digits."""
         weights, sizes, lost = self.rows.weights, self._sizes(), _lost(squares.dtype)
         # the largest of the heads' sizes bounds the sum below, at a fraction of its passes over the weights
-        bound = weights.sum(dim=1).mul_(lost**0.5 * sizes.amax(dim=1)).square_()
-        if not bool((squares < bound).any()):
+        bound = functools.reduce(torch.add, weights.unbind(dim=1)) * (lost**0.5 * sizes.amax(dim=1))
+        if not bound.numel() or not bool(bound.square_().sub_(squares).amax() > 0):
             return None
         scale = torch.zeros_like(squares)
         for head in range(weights.shape[1]):

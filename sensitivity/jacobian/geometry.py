@@ -8,6 +8,7 @@ two heads is a bilinear form in the head width with one of these matrices.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -53,16 +54,28 @@ class Geometry:
     def of(cls, attention: SoftmaxAttention) -> Geometry:
         """The geometry of ``attention``."""
         first, second = torch.triu_indices(attention.heads, attention.heads, offset=1, device=attention.device)
-        w_k, w_v, w_o = attention.scale * attention.key_weight, attention.value_weight, attention.output_weight
-        outputs = w_o.mT[:, None] @ w_o
+        w_k, w_v = (attention.scale * attention.key_weight).flatten(0, 1), attention.value_weight.flatten(0, 1)
+        w_o = attention.output_weight.movedim(0, 1).flatten(1)
+        widths = (attention.heads, attention.value_weight.shape[1]), (attention.heads, attention.width)
+
+        def of_pairs(products: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
+            return products.unflatten(1, columns).unflatten(0, rows).movedim(2, 1)
+
+        outputs = of_pairs(w_o.mT @ w_o, widths[0], widths[0])
+        values = of_pairs(w_v @ w_v.mT, widths[0], widths[0])
         return cls(
             first=first,
             second=second,
             outputs=outputs,
-            values=((outputs @ w_v) * w_v[:, None]).sum(dim=(-2, -1)),
-            turned=w_k @ w_v.mT[:, None] @ outputs,
-            keys=w_k[:, None] @ w_k.mT,
+            values=(outputs * values).sum(dim=(-2, -1)),
+            turned=of_pairs(w_v @ w_k.mT, widths[0], widths[1]).mT @ outputs,
+            keys=of_pairs(w_k @ w_k.mT, widths[1], widths[1]),
         )
+
+    @cached_property
+    def _on_query(self) -> Float[Tensor, "head forms width"]:
+        r"""What takes :math:`q^g` to :math:`t^{hg}` for every ``h``, and then to :math:`c^2 W_K^h W_K^{gT} q^g`."""
+        return torch.cat([self.turned.mT.movedim(1, 0).flatten(1, 2), self.keys.movedim(1, 0).flatten(1, 2)], dim=1)
 
     def columns(self, value: Float[Tensor, "sample head key value_width"]) -> Features:
         r"""Column features :math:`[v^h_j, 1, v^h_j G^{hh} v^h_j]` and :math:`[v^g_j, v^h_j, 1, v^h_j G^{hg} v^g_j]`."""
@@ -94,20 +107,22 @@ class Geometry:
             mean: :math:`\bar v_i`, the weighted mean of the values.
             value_path: False leaves :math:`M` out: the bracket of the key path alone.
         """
-        query, mean = query.movedim(1, 0), mean.movedim(1, 0)
-        turned = torch.einsum("gsrd,hgdv->hgsrv", query, self.turned * value_path)
-        omega = (torch.einsum("hsrd,hgde->hgsre", query, self.keys) * query).sum(dim=-1, keepdim=True)
-        on_second = turned - omega * torch.einsum("hsrv,hgvw->hgsrw", mean, self.outputs)
-        constant = -(on_second * mean).sum(dim=-1, keepdim=True)
-        constant = constant - (turned * mean).sum(dim=-1, keepdim=True).transpose(0, 1)
-        if value_path:
-            constant = constant + self.values[:, :, None, None, None]
-        every = torch.arange(len(query), device=query.device)
-        own, pair, swapped = (every, every), (self.first, self.second), (self.second, self.first)
-        return Features(
-            torch.cat([2 * on_second[own], constant[own], omega[own]], dim=-1),
-            torch.cat([on_second[pair], on_second[swapped], constant[pair], omega[pair]], dim=-1).mul_(2),
-        )
+        query, mean = query.movedim(1, 0).mT, mean.movedim(1, 0).mT
+        heads, width = len(query), mean.shape[2]
+        # of heads g and h: (g, sample, h, feature, row)
+        turned, keyed = (self._on_query[:, None] @ query).split((heads * width, heads * query.shape[2]), dim=2)
+        turned = turned.unflatten(2, (heads, width)) * value_path
+        omega = (keyed.unflatten(2, (heads, -1)) * query.movedim(0, 1)).sum(dim=3, keepdim=True)
+        output = (self.outputs.mT.flatten(1, 2)[:, None] @ mean).unflatten(2, (heads, width)).transpose(0, 2)
+        on_second = torch.addcmul(turned, omega, output, value=-1)
+        constant = (turned * mean[:, :, None]).sum(dim=3, keepdim=True).transpose(0, 2)
+        constant = constant + (on_second * mean[:, :, None]).sum(dim=3, keepdim=True)
+        constant = (self.values * value_path)[:, None, :, None, None] - constant
+        every = 2 * torch.cat([on_second, constant, omega], dim=3)
+        pairs = [every[self.second, :, self.first][:, :, :width], every[self.first, :, self.second]]
+        own = every.diagonal(dim1=0, dim2=2).movedim(-1, 0)
+        own = torch.cat([own[:, :, :width], own[:, :, width:] / 2], dim=2)
+        return Features(own.mT, torch.cat(pairs, dim=2).mT)
 
     def explicit(
         self,

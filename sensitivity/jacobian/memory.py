@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,16 @@ def available(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0])
     free = [_free_of_machine(), _free_of_group()]
     return min(value for value in free if value is not None)
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Lets the C library keep some of what this process frees, up to 64 MB, so that tiles are not paid for by the page.
+
+    glibc hands freed memory back to the system at once until it has seen large blocks come and go; from then on it
+    keeps twice the size of the largest, of those up to 32 MB. This one is never written to, so that it costs nothing.
+    """
+    torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
 def _free_of_machine() -> int:

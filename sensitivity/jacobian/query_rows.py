@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
+from sensitivity.jacobian.frames import Frame
 from sensitivity.jacobian.moments import Moments, Products
 
 
@@ -44,31 +45,27 @@ class Rows:
     @cached_property
     def mean(self) -> Float[Tensor, "sample head row value_width"]:
         r""":math:`o_i = \sum_l m_{il} a_{il} v_l` of the (centred) values of ``source``."""
-        left = self.moments.left.mT
-        return left @ self.source.attention.value_weight.mT if self.source.by_token else left
+        left, frame = self.moments.left.mT, self.source.by_token
+        return left if frame is None else left * frame.values
 
-    @cached_property
-    def key_mean(self) -> Float[Tensor, "sample head row width"]:
-        r""":math:`\sum_l a_{il} k_l` of the centred keys, without the dropout."""
+    def covariance(self, some: slice = slice(None)) -> Float[Tensor, "sample head value_width width some"]:
+        r""":math:`\sum_l a_{il} (m_{il} v_l - o_i) k_l^T` of some rows, on centred keys (a shift cancels)."""
+        second, left, right = (part[..., some] for part in self.moments)
+        if self.source.dropped:  # the key's mean is that without the dropout
+            right = (self.weights[:, :, some] @ self.source.key).mT
+        covariance = torch.addcmul(second, left[:, :, :, None], right[:, :, None], value=-1)
+        frame = self.source.by_token
+        return covariance if frame is None else covariance.mul_((frame.values[:, None] * frame.keys)[..., None])
+
+    def on_diagonal(
+        self,
+    ) -> tuple[Float[Tensor, "sample head row 1"], Float[Tensor, "sample head row value_width"]]:
+        r""":math:`\alpha_{ii}` and the deviation :math:`\alpha_{ii} v_i - a_{ii} o_i`."""
+        at = self.index[None, None, :, None].expand(*self.weights.shape[:2], -1, 1)
+        alpha = weight = self.weights.gather(-1, at)
         if self.dropped:
-            return self.weights @ self.source.key
-        right = self.moments.right.mT
-        return right @ self.source.attention.key_weight.mT if self.source.by_token else right
-
-    def covariance(self) -> Float[Tensor, "sample head value_width width row"]:
-        r""":math:`\sum_l a_{il} (m_{il} v_l - o_i) k_l^T` of every row, on centred keys (a shift cancels)."""
-        if self.source.by_token:
-            attention = self.source.attention
-            return torch.einsum(
-                "hvd,shder,hwe->shvwr", attention.value_weight, self.token_covariance(), attention.key_weight
-            )
-        mean, key_mean = self.mean.mT[:, :, :, None], self.key_mean.mT[:, :, None]
-        return torch.addcmul(self.moments.second, mean, key_mean, value=-1)
-
-    def token_covariance(self) -> Float[Tensor, "sample head dim dim row"]:
-        """Covariance of the tokens under the weights of every row, where the source multiplies tokens."""
-        second, left, _ = self.moments
-        return torch.addcmul(second, left[:, :, :, None], left[:, :, None], value=-1)
+            alpha = self.alpha.gather(-1, at)
+        return alpha, alpha * self.source.value[:, :, self.index] - weight * self.mean
 
 
 class RowSource:
@@ -77,26 +74,33 @@ class RowSource:
     Keys are centred over time, and values too where nothing is dropped: the closed form only sees their differences,
     and large common offsets would cost digits.
 
-    Attributes:
-        by_token: whether second moments are taken of tokens, not of values and keys: the products of a token with
-            itself are symmetric, so that one wide head has half as many of them.
+    Args:
+        attention: the layer.
+        tokens: its tokens.
+        samples: which of the samples.
+        frame: the layer's own, to have values and centred keys in the coordinates of that.
     """
 
     def __init__(
-        self, attention: SoftmaxAttention, tokens: Float[Tensor, "sample time dim"], samples: slice = slice(None)
+        self,
+        attention: SoftmaxAttention,
+        tokens: Float[Tensor, "sample time dim"],
+        samples: slice = slice(None),
+        frame: Frame | None = None,
     ) -> None:
-        self.attention, tokens = attention.sample(samples), tokens[samples]
-        self.query, self.raw_key, value = attention.project(tokens)
+        self.attention = (attention if frame is None else frame.attention).sample(samples)
+        tokens, self.by_token = tokens[samples], None if frame is None else frame.by_token
+        self.query, self.raw_key, value = self.attention.project(tokens)
         self.key = self.raw_key - self.raw_key.mean(dim=-2, keepdim=True)
         self.dropped = attention.multiplier is not None
         self.shift = torch.zeros_like(value[..., :1, :]) if self.dropped else value.mean(dim=-2, keepdim=True)
         self.value = value - self.shift
-        dim, products = attention.dim, self.value.shape[-1] * self.key.shape[-1]
-        self.by_token = not self.dropped and attention.heads == 1 and dim * (dim + 1) // 2 < products
-        if self.by_token:
-            self.products = Products((tokens - tokens.mean(dim=1, keepdim=True))[:, None])
-        else:
-            self.products = Products(self.value, self.key)
+        if self.by_token is not None:
+            self.products = Products(((tokens - tokens.mean(dim=1, keepdim=True)) @ self.by_token.tokens.mT)[:, None])
+            return
+        if frame is not None:
+            self.key = self.key @ frame.keys.mT
+        self.products = Products(self.value, self.key)
 
     def rows(self, index: Int[Tensor, " row"]) -> Rows:
         """The rows at the query times ``index``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +25,24 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 20  # entries that are looked at together
 
 
+class OnDemand:
+    """A field whose value may be put off: a function that stands in its place is called when the field is read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return None  # the field's default
+        value = vars(instance)[self.name]
+        if callable(value):
+            value = vars(instance)[self.name] = value()
+        return value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        vars(instance)[self.name] = value
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class SensitivityMap(Measurement):
     r"""Norms of the block Jacobian :math:`\|J_{ij}\| = \|dh_i / dx_j\|` of one layer or model, sample by sample.
@@ -37,6 +56,7 @@ class SensitivityMap(Measurement):
         paths: norms of each path's blocks by name, ``(sample, query, key)`` each; empty unless measured.
         heads: norms of each head's blocks, ``(sample, head, query, key)``; None unless measured.
         attention: attention weights before dropout, ``(sample, head, query, key)``; None unless an attention layer.
+            ``measure`` computes those of a long sequence when they are first asked for.
         visible: the pairs that count, ``(sample, query, key)``; all unless given. The diagonal counts even under a hard
             diagonal mask (the residual and query paths live there), unless the position is padding.
         attended: the pairs that the attention mask lets attend, broadcastable to the weights; ``visible`` unless given.
@@ -61,7 +81,7 @@ class SensitivityMap(Measurement):
     diagonal: Float[Tensor, "sample query"] | None = None
     paths: dict[str, Float[Tensor, "sample query key"]] = field(default_factory=dict)
     heads: Float[Tensor, "sample head query key"] | None = None
-    attention: Float[Tensor, "sample head query key"] | None = None
+    attention: Float[Tensor, "sample head query key"] | None = OnDemand()  # type: ignore[assignment]
     visible: Bool[Tensor, "sample query key"] = None  # type: ignore[assignment]  # filled in below
     attended: Bool[Tensor, "#sample #head query key"] | None = None
     norm: str = "frobenius"
@@ -122,7 +142,7 @@ class SensitivityMap(Measurement):
     @property
     def has_attention(self) -> bool:
         """Whether there are statistics of attention weights."""
-        return self.attention is not None or self.weight_sums is not None
+        return vars(self)["attention"] is not None or self.weight_sums is not None
 
     @property
     def has_removed(self) -> bool:
@@ -158,6 +178,10 @@ class SensitivityMap(Measurement):
         if self.weight_sums is not None:
             return self.weight_sums
         raise InputError(NO_ATTENTION)
+
+    def put_off_attention(self, compute: Callable[[], Tensor]) -> None:
+        """Leaves it to ``compute`` to find the attention weights, once, when they are first read."""
+        vars(self)["attention"] = compute
 
     def path(self, name: str) -> Float[Tensor, "sample query key"]:
         """Norms of one path's blocks.
@@ -207,9 +231,9 @@ class SensitivityMap(Measurement):
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _arrays(self) -> dict[str, Tensor]:
-        named = {name: getattr(self, name) for name in ("diagonal", "heads", "attention", "visible", "attended")}
+        named = {name: vars(self)[name] for name in ("diagonal", "heads", "attention", "visible", "attended")}
         named |= {"standard_error": self.standard_error} | {f"paths[{name!r}]": p for name, p in self.paths.items()}
-        return {name: value for name, value in named.items() if value is not None}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
     def _check_finite(self, values: Tensor, what: str) -> None:
         """Looks at some rows at a time: a map may fill the memory that there is."""

@@ -1,0 +1,139 @@
+"""Norm maps of tiles: some samples and some query rows at a time, by kind of norm."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sensitivity.attention import SoftmaxAttention
+from sensitivity.jacobian import spectral
+from sensitivity.jacobian.diagonal import DiagonalBlocks, DiagonalNorms, norms_of_blocks
+from sensitivity.jacobian.diagonal_forms import DiagonalForms
+from sensitivity.jacobian.frames import Frame
+from sensitivity.jacobian.frobenius import Brackets, Columns, root
+from sensitivity.jacobian.geometry import Geometry
+from sensitivity.jacobian.norms import NormMaps
+from sensitivity.jacobian.query_rows import Rows, RowSource
+
+MapsOf: TypeAlias = Callable[[Tensor], NormMaps]  # of the rows at the query times that it is given
+
+
+class SpectralTiles:
+    """Spectral norms, by iteration off the diagonal and by decomposition on it.
+
+    Args:
+        attention: the layer.
+        paths: also the map of each path.
+        heads: also the map of each head.
+        tolerance: relative tolerance of the iteration.
+    """
+
+    def __init__(self, attention: SoftmaxAttention, paths: bool, heads: bool, tolerance: float) -> None:
+        self.attention, self.paths, self.heads, self.tolerance = attention, paths, heads, tolerance
+
+    def of(self, tokens: Float[Tensor, "sample time dim"], samples: slice) -> MapsOf:
+        """What gives the maps of some samples' rows."""
+        return functools.partial(self._maps, RowSource(self.attention, tokens, samples))
+
+    def _maps(self, source: RowSource, index: Int[Tensor, " row"]) -> NormMaps:
+        rows = source.rows(index)
+        operator = spectral.BlockOperator.of(self.attention, rows)
+
+        def norms(**part: Any) -> Tensor:
+            found = spectral.norms(operator.only(**part), self.tolerance)
+            return found.unflatten(0, (rows.weights.shape[0], -1))
+
+        maps = NormMaps(total=norms(), attention=rows.weights)
+        if self.heads:
+            maps.heads = torch.stack([norms(head=head) for head in range(self.attention.heads)], dim=1)
+        if self.paths:
+            maps.paths = {name: norms(path=name) for name in ("value", "key")}
+        blocks = DiagonalBlocks.of(self.attention, rows, keep_query=self.paths)
+        found = norms_of_blocks(blocks, self.attention, "spectral", self.paths, self.heads)
+        put_diagonal(maps, self.attention, index, found, 1.0)
+        return maps
+
+
+class FrobeniusTiles:
+    """Frobenius norms: brackets off the diagonal; on it forms in a frame, or the blocks where heads are wanted too.
+
+    Args:
+        attention: the layer.
+        paths: also the map of each path.
+        heads: also the map of each head.
+    """
+
+    def __init__(self, attention: SoftmaxAttention, paths: bool, heads: bool) -> None:
+        self.attention, self.paths, self.heads = attention, paths, heads
+        self.frame = None if heads else Frame.of(attention)
+        self.geometry = Geometry.of(attention if self.frame is None else self.frame.attention)
+        self.forms = None if self.frame is None else DiagonalForms.of(self.frame, self.geometry)
+
+    def of(self, tokens: Float[Tensor, "sample time dim"], samples: slice) -> MapsOf:
+        """What gives the maps of some samples' rows."""
+        source = RowSource(self.attention, tokens, samples, self.frame)
+        again = functools.partial(RowSource, self.attention, tokens, samples)
+        return functools.partial(self._maps, Columns(self.geometry, source.value), source, again)
+
+    def _maps(
+        self, columns: Columns, source: RowSource, again: Callable[[], RowSource], index: Int[Tensor, " row"]
+    ) -> NormMaps:
+        rows = source.rows(index)
+        brackets = Brackets(columns, rows)
+        maps = NormMaps(total=brackets.norms(), attention=rows.weights)
+        if self.heads:
+            maps.heads = brackets.head_norms()
+        if self.paths:
+            maps.paths = {"value": brackets.value_norms(), "key": brackets.norms(value_path=False)}
+        found = self._of_blocks(rows) if self.forms is None else self._of_forms(self.forms, rows, again)
+        put_diagonal(maps, self.attention, index, found, math.sqrt(self.attention.dim))
+        return maps
+
+    def _of_blocks(self, rows: Rows) -> DiagonalNorms:
+        blocks = DiagonalBlocks.of(self.attention, rows, keep_query=self.paths)
+        return norms_of_blocks(blocks, self.attention, "frobenius", self.paths, self.heads)
+
+    def _of_forms(self, forms: DiagonalForms, rows: Rows, again: Callable[[], RowSource]) -> DiagonalNorms:
+        """Norms from forms; blocks whose digits those would lose are built after all."""
+        squares = forms.squares(rows)
+        removed, total, query = (root(part) for part in (squares.removed.clone(), squares.total, squares.query))
+        if bool(squares.doubtful.any()):
+            bad = squares.doubtful.any(dim=0).nonzero()[:, 0]
+            blocks = DiagonalBlocks.of(self.attention, again().rows(rows.index[bad]))
+            found = norms_of_blocks(blocks, self.attention, "frobenius", True, False)
+            total[:, bad] = found.total
+            removed[:, bad] = found.total if found.removed is None else found.removed
+            assert found.query is not None
+            query[:, bad] = found.query
+        square = self.attention.out_dim == self.attention.dim
+        return DiagonalNorms(total, removed if square else None, query)
+
+
+def put_diagonal(
+    maps: NormMaps, attention: SoftmaxAttention, index: Int[Tensor, " row"], found: DiagonalNorms, unit: float
+) -> None:
+    """Replaces the entries on the diagonal, where the query and residual paths add to the others, by exact ones.
+
+    Args:
+        maps: the maps of the rows.
+        attention: the layer.
+        index: their query times.
+        found: the norms of their diagonal blocks.
+        unit: the norm of the identity.
+    """
+    places = torch.arange(len(index), device=index.device)
+    if maps.heads is not None and found.heads is not None:
+        maps.heads[:, :, places, index] = found.heads
+    if maps.paths and found.query is not None:
+        zero = torch.zeros_like(maps.total)
+        maps.paths = {"residual": zero, **maps.paths, "query": zero.clone()}
+        maps.paths["residual"][:, places, index] = unit * abs(float(attention.residual))
+        maps.paths["query"][:, places, index] = found.query
+    maps.total[:, places, index] = found.total
+    maps.diagonal = found.removed
