@@ -158,7 +158,7 @@ def _working(attention: SoftmaxAttention, tokens: Tensor, request: Request, tile
     together = max(1, min(tokens.shape[0], tile // max(1, heads * length**2)))
     products = min(heads * length * width * value, 2**25)
     if request.norm == "spectral":
-        tile *= 16
+        tile *= 8
     return size * (together * (length * per_time + products) + tile * (heads + 1) * 3 // 2)
 
 

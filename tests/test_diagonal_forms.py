@@ -78,7 +78,8 @@ def test_every_shape_of_layer(attention):
 @each_shape
 def test_the_framed_layer_is_the_layer(attention):
     frame, tokens = Frame.of(attention), draw(2, 9, attention.dim)
-    assert_close(frame.attention(tokens), attention(tokens), "blocks")
+    shift = attention(tokens) - frame.attention(tokens)
+    assert_close(shift, shift[:1, :1].expand_as(shift), "blocks")
     coordinates = frame.attention.output_weight.shape[2]
     identity = torch.eye(coordinates, dtype=torch.float64).expand(attention.heads, -1, -1)
     assert_close(frame.attention.output_weight.mT @ frame.attention.output_weight, identity, "blocks")
@@ -88,6 +89,18 @@ def test_the_framed_layer_is_the_layer(attention):
 def test_only_one_wide_head_has_a_frame_of_tokens():
     framed = {name for name, attention in SHAPES.items() if Frame.of(attention).by_token is not None}
     assert framed == {"one wide head", "one head wider than tokens"}
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e9])
+def test_a_wide_head_whose_values_and_keys_differ_in_size(size):
+    whole = SHAPES["one wide head"]
+    attention, tokens = (
+        dataclasses.replace(whole, output_weight=size * whole.output_weight, residual=False),
+        draw(2, 9, 12),
+    )
+    found = closed_form.norm_maps(attention, tokens, paths=True)
+    for path, norms in closed_form.blocks(attention, tokens).items():
+        assert_close(found.paths[path], block_norms(norms, "frobenius"), "maps")
 
 
 @pytest.mark.parametrize("rank", [0, 1, 5])

@@ -165,7 +165,7 @@ def tiles(
     size = tile_size(attention, length) if size is None else size
     spectral = norm == "spectral"
     if spectral:  # the iteration keeps some ten vectors a pair
-        per_row, size = 8 * length * attention.dim, 32 * size
+        per_row, size = 8 * length * attention.dim, 16 * size
     height = max(1, min(len(wanted), size // per_row))
     batch = max(1, min(samples, size // (per_row * height)))
     kind = SpectralTiles(attention, paths, heads, tolerance) if spectral else FrobeniusTiles(attention, paths, heads)

@@ -38,7 +38,7 @@ class Frame:
     :math:`S^h k^h`, and its Frobenius norm for one head is that of :math:`C^h_i` itself.
 
     Attributes:
-        attention: the same layer with the values :math:`R^h v^h` and the output weights :math:`U^h`.
+        attention: the same layer, up to a constant, with the values :math:`R^h v^h` and the output weights :math:`U^h`.
         keys: :math:`S^h`, which takes keys to their coordinates.
         reads: :math:`P^h`.
         by_token: coordinates of the tokens, where one head is so wide that they are worth it.
@@ -65,20 +65,30 @@ class Frame:
         r"""The generalised singular value decomposition of :math:`W_O W_V` and :math:`c W_Q^T W_K`.
 
         An orthonormal basis of both, one above the other, is that of neither; turned so that its upper part has
-        orthogonal columns, its lower part has them too.
+        orthogonal columns, its lower part has them too. Both are brought to size one first: the smaller would drown.
         """
         w_o, w_v = _double(attention.output_weight)[0], _double(attention.value_weight)[0]
         key_map = query_weight[0] @ _double(attention.key_weight)[0]
-        both, triangle = torch.linalg.qr(torch.cat([w_o @ w_v, key_map]))
+        value_map, value_size = _unit(w_o @ w_v)
+        key_map, key_size = _unit(key_map)
+        both, triangle = torch.linalg.qr(torch.cat([value_map, key_map]))
         outputs, cosines, turn = torch.linalg.svd(both[: len(w_o)])
         lower = both[len(w_o) :] @ turn.mT
         sines = torch.linalg.vector_norm(lower, dim=0)
         reads = lower / sines.clamp_min(torch.finfo(sines.dtype).tiny)
         tokens = turn @ triangle
+        cosines, sines = value_size * cosines, key_size * sines
         frame = TokenFrame(*(_like(attention, part) for part in (tokens, cosines, sines)))
         turned = _turned(attention, outputs[None], (outputs.mT @ w_o)[None], (cosines[:, None] * tokens)[None])
         keys = reads.mT @ query_weight[0]
         return cls(turned, _like(attention, keys)[None], _like(attention, reads)[None], frame)
+
+
+def _unit(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The matrix at size one, and its size; a matrix of zeros stays one."""
+    size = torch.linalg.vector_norm(matrix)
+    size = torch.where(size > 0, size, 1.0)
+    return matrix / size, size
 
 
 def _is_wide(attention: SoftmaxAttention) -> bool:
@@ -91,8 +101,10 @@ def _is_wide(attention: SoftmaxAttention) -> bool:
 
 def _turned(attention: SoftmaxAttention, outputs: Tensor, values: Tensor, value_weight: Tensor) -> SoftmaxAttention:
     bias = attention.value_bias
-    if bias is not None:
+    if bias is not None and attention.multiplier is not None:
         bias = _like(attention, (values @ _double(bias)[..., None])[..., 0])
+    else:  # it shifts all states alike, and would only cost digits
+        bias = None
     return dataclasses.replace(
         attention,
         value_weight=_like(attention, value_weight),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sensitivity.checks import all_finite
 from sensitivity.errors import InputError
+from sensitivity.jacobian.memory import keep_freed_memory
 from sensitivity.jacobian.state import exact_arithmetic, kept_modules, refuse_inference_mode
 from sensitivity.modules import modules_of, unwrap
 
@@ -42,6 +43,7 @@ def measuring(model: nn.Module | Callable[..., Any] | None, stochastic: bool = F
         _check_parameters(module)
         if not stochastic:
             check_mode(module)
+    keep_freed_memory()
     with exact_arithmetic(), kept_modules(modules):
         if any(isinstance(part, nn.RNNBase) for module in modules for part in module.modules()):
             torch.backends.cudnn.enabled = False  # cuDNN differentiates recurrent layers in train mode only

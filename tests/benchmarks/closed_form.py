@@ -11,9 +11,9 @@ from benchmarks.tables import Cell, Findings, Table, Target
 from benchmarks.timing import Job, interleaved, median, ratio, spread
 
 ABOUT = """The whole $T \\times T$ map of Frobenius norms of one attention layer (`measure(layer, tokens)`, one
-sample, all that the call returns included) against the forward pass of the same layer under `no_grad`, which runs
-torch's fused attention kernel; and the maps of all four paths at once (`paths=True`) against the one total map. The
-second table sets the same maps against two slower forward passes: torch's own layer, and $\\mathrm{softmax}(QK^T)V$
+sample) against the forward pass of the same layer under `no_grad`, which runs torch's fused attention kernel; the same
+with the attention weights of all heads, which a map computes when they are first asked for; and the maps of all four
+paths at once (`paths=True`) against the one total map. The second table sets the same maps against two slower forward passes: torch's own layer, and $\\mathrm{softmax}(QK^T)V$
 written out."""
 
 SHAPES = {(64, 4): 3.0, (72, 8): 3.0, (64, 1): 12.0}  # (dim, heads): times the forward pass that a map may take
@@ -28,7 +28,7 @@ def run(
     first = Table(
         f"Medians of {rounds} rounds; the range is that of the ratio over rounds.",
         {"layer": "", "T": "", "forward": "s", "map": "s", "map / forward": "x", "range": ""}
-        | {"four paths": "s", "paths / map": "x"},
+        | {"map and weights": "s", "four paths": "s", "paths / map": "x"},
     )
     second = Table(
         "The same maps against other forward passes.",
@@ -52,9 +52,8 @@ def run(
             paths.append(ratio(times["paths"], times["map"]))
             middle = {name: median(found) for name, found in times.items()}
             quotients = spread(times["map"], times["forward"])
-            first.rows.append(
-                [*label, middle["forward"], middle["map"], over["forward"], quotients, middle["paths"], paths[-1]]
-            )
+            both = [middle["weights"], middle["paths"], paths[-1]]
+            first.rows.append([*label, middle["forward"], middle["map"], over["forward"], quotients, *both])
             second.rows.append([*label, middle["stock"], over["stock"], middle["written out"], over["written out"]])
     return Findings([first, second], _targets(shapes, lengths, maps, paths))
 
@@ -66,6 +65,7 @@ def _jobs(dim: int, heads: int, length: int) -> dict[str, Job]:
     return {
         "forward": torch.no_grad()(lambda: layer(data)),
         "map": lambda: sensitivity.measure(layer, data),
+        "weights": lambda: sensitivity.measure(layer, data).attention,
         "paths": lambda: sensitivity.measure(layer, data, paths=True),
         "stock": torch.no_grad()(lambda: stock(data, data, data, need_weights=False)),
         "written out": torch.no_grad()(lambda: written(data)),

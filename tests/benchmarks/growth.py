@@ -16,8 +16,8 @@ ABOUT = """Time and memory grow as a power of each size; the exponents are fitte
 [`sensitivity.fit`](generated/api/sensitivity.fit.md), over four sizes, with an interval from resampling rounds.
 Map, statistics and forward pass are those of one attention layer; the generic engine differentiates a stack of
 attention layers. Memory is what a process of its own holds at its peak beyond what it held at rest: a few MiB of it
-are tiles of a fixed size, so that short sequences show less growth than long ones. Beside a map, `measure` keeps the
-attention weights of all heads, as long as they fit its budget: then a map takes $4 (1 + H) T^2$ bytes."""
+are tiles of a fixed size, so that short sequences show less growth than long ones. The attention weights
+of all heads, another $4 H T^2$ bytes beside the $4 T^2$ of the map, are computed when somebody asks for them."""
 
 
 def run(names: Collection[str] = tuple(SERIES), shrink: int = 1, rounds: int = 5) -> Findings:
