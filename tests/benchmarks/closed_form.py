@@ -13,8 +13,8 @@ from benchmarks.timing import Job, interleaved, median, ratio, spread
 ABOUT = """The whole $T \\times T$ map of Frobenius norms of one attention layer (`measure(layer, tokens)`, one
 sample) against the forward pass of the same layer under `no_grad`, which runs torch's fused attention kernel; the same
 with the attention weights of all heads, which a map computes when they are first asked for; and the maps of all four
-paths at once (`paths=True`) against the one total map. The second table sets the same maps against two slower forward passes: torch's own layer, and $\\mathrm{softmax}(QK^T)V$
-written out."""
+paths at once (`paths=True`) against the one total map. The second table sets the same maps against two slower forward
+passes: torch's own layer, and $\\mathrm{softmax}(QK^T)V$ written out."""
 
 SHAPES = {(64, 4): 3.0, (72, 8): 3.0, (64, 1): 12.0}  # (dim, heads): times the forward pass that a map may take
 PATHS = 2.0
