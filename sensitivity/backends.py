@@ -110,7 +110,7 @@ def _rows_of(tile: Tile) -> int:
 def _tile_size(attention: SoftmaxAttention, tokens: Tensor, request: Request, allowed: int) -> int:
     """Numbers in a tile: the usual, or as many fewer as it takes to leave most of a small budget to the maps."""
     size = closed_form.tile_size(attention, tokens.shape[1])
-    while size > _LEAST and _working(attention, tokens, request, size) > allowed // 4:
+    while size > _LEAST and _of_tile(attention, tokens, request, size) > allowed // 4:
         size //= 2
     return size
 
@@ -154,12 +154,17 @@ def _working(attention: SoftmaxAttention, tokens: Tensor, request: Request, tile
     heads, width, value = attention.heads, attention.width, attention.value_weight.shape[1]
     pairs = heads * (heads + 1) // 2
     per_time = 4 * heads * max(width, value) + pairs * (2 * value + 2)
-    tile = min(tile, tokens.shape[0] * heads * length**2)
     together = max(1, min(tokens.shape[0], tile // max(1, heads * length**2)))
     products = min(heads * length * width * value, 2**25)
+    return size * (together * (length * per_time + products)) + _of_tile(attention, tokens, request, tile)
+
+
+def _of_tile(attention: SoftmaxAttention, tokens: Tensor, request: Request, tile: int) -> int:
+    """About how many bytes of it are for one tile."""
+    tile = min(tile, tokens.shape[0] * attention.heads * tokens.shape[1] ** 2)
     if request.norm == "spectral":
         tile *= 8
-    return size * (together * (length * per_time + products) + tile * (heads + 1) * 3 // 2)
+    return tokens.element_size() * tile * (attention.heads + 1) * 3 // 2
 
 
 def by_autodiff(target: Target, request: Request) -> Found:
