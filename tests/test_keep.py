@@ -323,6 +323,14 @@ class TestMemory:
         assert 0 < statistics.sink_ratio() < math.inf
         assert measure(self.layer, tokens, budget=32 * 2**20, rows=16).norms.shape == (1, 16, 2000)
 
+    def test_only_a_small_budget_shrinks_tiles(self):
+        layer = SoftmaxAttention.random(64, 4)
+        tokens = torch.zeros(1, 1, 64).expand(1, 10**6, 64)  # whose features take more than any tile
+        request = backends.Request("frobenius", "statistics", 256, False, False, 0, 0, None, None, None)
+        usual = closed_form.tile_size(layer, 10**6)
+        assert backends._tile_size(layer, tokens, request, 4 * 2**30) == usual
+        assert backends._tile_size(layer, tokens, request, 2**30) == usual // 4
+
     def test_a_mask_that_counts_what_attends_is_held_once(self):
         found = measure(SoftmaxAttention.random(8, 2, causal=True), TOKENS.float())
         assert found.attended.data_ptr() == found.visible.data_ptr()
