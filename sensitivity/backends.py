@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
-from sensitivity.collecting import DeferredWeights, KeptMaps, KeptSums, Masks, choose_rows, watched
+from sensitivity.collecting import DeferredWeights, KeptMaps, KeptSums, Masks, Weights, choose_rows, watched
 from sensitivity.errors import InputError
 from sensitivity.jacobian import autodiff, closed_form, memory
 from sensitivity.jacobian.closed_form import Tile
@@ -117,7 +117,7 @@ def _tile_size(attention: SoftmaxAttention, tokens: Tensor, request: Request, al
 
 def _fit(
     attention: SoftmaxAttention, tokens: Tensor, rows: int, request: Request, allowed: int, tile: int
-) -> tuple[str, list[str]]:
+) -> tuple[Weights, list[str]]:
     """Whether the attention weights fit beside the maps (see ``KeptMaps``), and a note where they do not.
 
     Raises:

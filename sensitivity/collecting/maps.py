@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -11,6 +13,8 @@ from sensitivity.collecting.sums import weight_sums
 from sensitivity.jacobian.closed_form import Tile
 from sensitivity.jacobian.norms import NormMaps
 from sensitivity.statistics import AttentionStatistics
+
+Weights: TypeAlias = Literal["keep", "sum", "leave"]  # what is done with attention weights
 
 
 class KeptMaps:
@@ -28,7 +32,7 @@ class KeptMaps:
         weight_sums: statistics of the attention weights, where those are not kept.
     """
 
-    def __init__(self, masks: Masks, times: Int[Tensor, " row"] | None = None, weights: str = "keep") -> None:
+    def __init__(self, masks: Masks, times: Int[Tensor, " row"] | None = None, weights: Weights = "keep") -> None:
         self.masks, self.times, self.weights = masks, times, weights
         self.order = torch.arange(masks.queries) if times is None else times.cpu()
         self.maps: NormMaps | None = None

@@ -102,6 +102,7 @@ class FrobeniusTiles:
     def _of_forms(self, forms: DiagonalForms, rows: Rows, again: Callable[[], RowSource]) -> DiagonalNorms:
         """Norms from forms; blocks whose digits those would lose are built after all."""
         squares = forms.squares(rows)
+        # roots are taken in place, and blocks without a residual have one square for both
         removed, total, query = (root(part) for part in (squares.removed.clone(), squares.total, squares.query))
         if bool(squares.doubtful.any()):
             bad = squares.doubtful.any(dim=0).nonzero()[:, 0]
