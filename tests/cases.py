@@ -68,3 +68,22 @@ def attention_cases() -> list[Case]:
         for heads in HEADS
         for name, options in _options(heads).items()
     ]
+
+
+def shaped(
+    dim: int, heads: int, width: int, value_width: int, out: int | None = None, seed: int = 0, **options
+) -> SoftmaxAttention:
+    """A layer whose widths are all its own."""
+
+    def weights(*shape: int, part: int) -> torch.Tensor:
+        return draw(*shape, seed=10 * seed + part) / math.sqrt(dim)
+
+    return SoftmaxAttention(
+        query_weight=weights(heads, width, dim, part=1),
+        key_weight=weights(heads, width, dim, part=2),
+        value_weight=weights(heads, value_width, dim, part=3),
+        output_weight=weights(heads, out or dim, value_width, part=4),
+        value_bias=weights(heads, value_width, part=5),
+        key_bias=weights(heads, width, part=6),
+        **options,
+    )

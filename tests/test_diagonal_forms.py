@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 import torch
-from cases import LENGTH, attention_cases
+from cases import LENGTH, attention_cases, shaped
 from oracles import dense_jacobian, draw
 from tolerances import assert_close
 
@@ -22,26 +21,6 @@ from sensitivity.jacobian.query_rows import RowSource
 
 CASES = attention_cases()
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-
-
-def shaped(
-    dim: int, heads: int, width: int, value_width: int, out: int | None = None, seed: int = 0, **options
-) -> SoftmaxAttention:
-    """A layer whose widths are all its own."""
-
-    def weights(*shape: int, part: int) -> torch.Tensor:
-        return draw(*shape, seed=10 * seed + part) / math.sqrt(dim)
-
-    return SoftmaxAttention(
-        query_weight=weights(heads, width, dim, part=1),
-        key_weight=weights(heads, width, dim, part=2),
-        value_weight=weights(heads, value_width, dim, part=3),
-        output_weight=weights(heads, out or dim, value_width, part=4),
-        value_bias=weights(heads, value_width, part=5),
-        key_bias=weights(heads, width, part=6),
-        **options,
-    )
-
 
 SHAPES = {
     "narrow heads": shaped(12, 3, 4, 4, residual=True),

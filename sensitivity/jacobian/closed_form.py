@@ -168,7 +168,11 @@ def tiles(
         per_row, size = 8 * length * attention.dim, 16 * size
     height = max(1, min(len(wanted), size // per_row))
     batch = max(1, min(samples, size // (per_row * height)))
-    kind = SpectralTiles(attention, paths, heads, tolerance) if spectral else FrobeniusTiles(attention, paths, heads)
+    kind: SpectralTiles | FrobeniusTiles
+    if spectral:
+        kind = SpectralTiles(attention, paths, heads, tolerance)
+    else:
+        kind = FrobeniusTiles(attention, length, paths, heads)
     for start in range(0, samples, batch):
         here = slice(start, min(start + batch, samples))
         maps_of = kind.of(tokens, here)

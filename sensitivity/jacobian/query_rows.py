@@ -45,14 +45,25 @@ class Rows:
     @cached_property
     def mean(self) -> Float[Tensor, "sample head row value_width"]:
         r""":math:`o_i = \sum_l m_{il} a_{il} v_l` of the (centred) values of ``source``."""
+        if not self.source.tabled:
+            return self.alpha @ self.source.value
         left, frame = self.moments.left.mT, self.source.by_token
         return left if frame is None else left * frame.values
 
+    @cached_property
+    def mean_key(self) -> Float[Tensor, "sample head row width"]:
+        r""":math:`\sum_l a_{il} k_l` of the centred keys of ``source``, without the dropout."""
+        return self.weights @ self.source.key
+
     def covariance(self, some: slice = slice(None)) -> Float[Tensor, "sample head value_width width some"]:
         r""":math:`\sum_l a_{il} (m_{il} v_l - o_i) k_l^T` of some rows, on centred keys (a shift cancels)."""
+        if not self.source.tabled:
+            weights, alpha, mean = (part[:, :, some] for part in (self.weights, self.alpha, self.mean))
+            deviation = alpha[..., None] * self.source.value[:, :, None] - weights[..., None] * mean[:, :, :, None]
+            return (deviation.mT @ self.source.key[:, :, None]).movedim(2, 4)
         second, left, right = (part[..., some] for part in self.moments)
         if self.source.dropped:  # the key's mean is that without the dropout
-            right = (self.weights[:, :, some] @ self.source.key).mT
+            right = self.mean_key[:, :, some].mT
         covariance = torch.addcmul(second, left[:, :, :, None], right[:, :, None], value=-1)
         frame = self.source.by_token
         return covariance if frame is None else covariance.mul_((frame.values[:, None] * frame.keys)[..., None])
@@ -79,6 +90,8 @@ class RowSource:
         tokens: its tokens.
         samples: which of the samples.
         frame: the layer's own, to have values and centred keys in the coordinates of that.
+        table: whether covariances come from a table of the products of all keys, with the means as a by-product, or
+            are summed row by row, for the few rows that want one; then without a frame.
     """
 
     def __init__(
@@ -87,7 +100,9 @@ class RowSource:
         tokens: Float[Tensor, "sample time dim"],
         samples: slice = slice(None),
         frame: Frame | None = None,
+        table: bool = True,
     ) -> None:
+        self.tabled = table
         self.attention = (attention if frame is None else frame.attention).sample(samples)
         tokens, self.by_token = tokens[samples], None if frame is None else frame.by_token
         self.query, self.raw_key, value = self.attention.project(tokens)

@@ -14,14 +14,14 @@ from torch import Tensor
 from sensitivity.attention import SoftmaxAttention
 from sensitivity.jacobian import spectral
 from sensitivity.jacobian.diagonal import DiagonalBlocks, DiagonalNorms, norms_of_blocks
-from sensitivity.jacobian.diagonal_forms import DiagonalForms
-from sensitivity.jacobian.frames import Frame
-from sensitivity.jacobian.frobenius import Brackets, Columns, root
+from sensitivity.jacobian.diagonal_ways import Ways
+from sensitivity.jacobian.frobenius import Brackets, Columns
 from sensitivity.jacobian.geometry import Geometry
 from sensitivity.jacobian.norms import NormMaps
 from sensitivity.jacobian.query_rows import Rows, RowSource
 
 MapsOf: TypeAlias = Callable[[Tensor], NormMaps]  # of the rows at the query times that it is given
+DiagonalOf: TypeAlias = Callable[[Rows], DiagonalNorms]
 
 
 class SpectralTiles:
@@ -61,29 +61,30 @@ class SpectralTiles:
 
 
 class FrobeniusTiles:
-    """Frobenius norms: brackets off the diagonal; on it forms in a frame, or the blocks where heads are wanted too.
+    """Frobenius norms: brackets off the diagonal; on it the cheapest way, or the blocks where heads are wanted too.
 
     Args:
         attention: the layer.
+        length: of its sequences.
         paths: also the map of each path.
         heads: also the map of each head.
     """
 
-    def __init__(self, attention: SoftmaxAttention, paths: bool, heads: bool) -> None:
+    def __init__(self, attention: SoftmaxAttention, length: int, paths: bool, heads: bool) -> None:
         self.attention, self.paths, self.heads = attention, paths, heads
-        self.frame = None if heads else Frame.of(attention)
-        self.geometry = Geometry.of(attention if self.frame is None else self.frame.attention)
-        self.forms = None if self.frame is None else DiagonalForms.of(self.frame, self.geometry)
+        self.ways = None if heads else Ways(attention, length)
+        self.geometry = Geometry.of(attention) if self.ways is None else self.ways.geometry
 
     def of(self, tokens: Float[Tensor, "sample time dim"], samples: slice) -> MapsOf:
         """What gives the maps of some samples' rows."""
-        source = RowSource(self.attention, tokens, samples, self.frame)
-        again = functools.partial(RowSource, self.attention, tokens, samples)
-        return functools.partial(self._maps, Columns(self.geometry, source.value), source, again)
+        if self.ways is None:
+            source, diagonal = RowSource(self.attention, tokens, samples), self._of_blocks
+        else:
+            ways = self.ways.of(tokens, samples)
+            source, diagonal = ways.source, ways.norms
+        return functools.partial(self._maps, Columns(self.geometry, source.value), source, diagonal)
 
-    def _maps(
-        self, columns: Columns, source: RowSource, again: Callable[[], RowSource], index: Int[Tensor, " row"]
-    ) -> NormMaps:
+    def _maps(self, columns: Columns, source: RowSource, diagonal: DiagonalOf, index: Int[Tensor, " row"]) -> NormMaps:
         rows = source.rows(index)
         brackets = Brackets(columns, rows)
         maps = NormMaps(total=brackets.norms(), attention=rows.weights)
@@ -91,29 +92,12 @@ class FrobeniusTiles:
             maps.heads = brackets.head_norms()
         if self.paths:
             maps.paths = {"value": brackets.value_norms(), "key": brackets.norms(value_path=False)}
-        found = self._of_blocks(rows) if self.forms is None else self._of_forms(self.forms, rows, again)
-        put_diagonal(maps, self.attention, index, found, math.sqrt(self.attention.dim))
+        put_diagonal(maps, self.attention, index, diagonal(rows), math.sqrt(self.attention.dim))
         return maps
 
     def _of_blocks(self, rows: Rows) -> DiagonalNorms:
         blocks = DiagonalBlocks.of(self.attention, rows, keep_query=self.paths)
         return norms_of_blocks(blocks, self.attention, "frobenius", self.paths, self.heads)
-
-    def _of_forms(self, forms: DiagonalForms, rows: Rows, again: Callable[[], RowSource]) -> DiagonalNorms:
-        """Norms from forms; blocks whose digits those would lose are built after all."""
-        squares = forms.squares(rows)
-        # roots are taken in place, and blocks without a residual have one square for both
-        removed, total, query = (root(part) for part in (squares.removed.clone(), squares.total, squares.query))
-        if bool(squares.doubtful.any()):
-            bad = squares.doubtful.any(dim=0).nonzero()[:, 0]
-            blocks = DiagonalBlocks.of(self.attention, again().rows(rows.index[bad]))
-            found = norms_of_blocks(blocks, self.attention, "frobenius", True, False)
-            total[:, bad] = found.total
-            removed[:, bad] = found.total if found.removed is None else found.removed
-            assert found.query is not None
-            query[:, bad] = found.query
-        square = self.attention.out_dim == self.attention.dim
-        return DiagonalNorms(total, removed if square else None, query)
 
 
 def put_diagonal(
