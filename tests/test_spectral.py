@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from cases import shaped
 from oracles import draw
 
 from sensitivity import blocks, measure
@@ -13,6 +14,7 @@ from sensitivity.attention import SoftmaxAttention
 from sensitivity.jacobian import closed_form, search, spectral
 from sensitivity.jacobian.operator import BlockOperator
 from sensitivity.jacobian.query_rows import RowSource
+from sensitivity.jacobian.segments import Segments, taken
 
 
 def _blocks(attention: SoftmaxAttention, tokens: torch.Tensor) -> torch.Tensor:
@@ -34,7 +36,12 @@ def _diagonal(values: torch.Tensor, avoid: torch.Tensor, pairs: int = 40) -> Blo
     inside = torch.zeros(1, size + 1, size + 1, dtype=values.dtype)
     inside[0, :size, :size] = (basis * values) @ basis.T
     value, deviation = torch.ones(1, 1, 1, pairs).to(values), torch.zeros(1, 1, size, pairs).to(values)
-    return BlockOperator(value, deviation, inside, torch.eye(size).to(values), size)
+    return BlockOperator(value, deviation, inside, torch.eye(size).to(values))
+
+
+def _to(operator: BlockOperator, dtype: torch.dtype) -> BlockOperator:
+    parts = {field.name: getattr(operator, field.name).to(dtype) for field in dataclasses.fields(operator)}
+    return BlockOperator(**parts)
 
 
 def _start(size: int) -> torch.Tensor:
@@ -73,7 +80,7 @@ def test_every_block_of_a_map_in_single_precision(seed, gain, error):
 def test_a_start_that_misses_the_largest_value(dtype, gap):
     """The next value converges to the last digit, and yet is not taken for the largest."""
     values = torch.cat([torch.ones(1), (1 - gap) * 0.85 ** torch.arange(39)]).double()
-    operator = _diagonal(values, _start(40)).to(dtype)
+    operator = _to(_diagonal(values, _start(40)), dtype)
     assert spectral.norms(operator, 1e-6).double().sub(1).abs().max() < 1e-5
 
 
@@ -84,7 +91,7 @@ def test_spectra_without_a_lone_top(dtype, kind):
     one[0] = 1
     two = torch.where(torch.arange(32) < 2, 1.0, 0.5)
     values = {"flat": flat, "one": one, "two": two, "slope": torch.linspace(1, 0.5, 32), "zero": 0 * one}[kind]
-    operator = _diagonal(values.double(), torch.ones(32, dtype=torch.float64)).to(dtype)
+    operator = _to(_diagonal(values.double(), torch.ones(32, dtype=torch.float64)), dtype)
     found = spectral.norms(operator, 1e-6).double()
     assert (found - (0.0 if kind == "zero" else 1.0)).abs().max() < 1e-5
 
@@ -111,6 +118,44 @@ def test_more_heads_than_a_proof_is_worth():
     assert (spectral.norms(operator, 1e-8) / expected - 1).abs().max() < 1e-7
 
 
+NARROW = {
+    "fewer out than inside": {"dim": 24, "heads": 3, "width": 8, "value_width": 8, "out": 5},
+    "heads wider than tokens": {"dim": 3, "heads": 3, "width": 8, "value_width": 8},
+    "one number out": {"dim": 8, "heads": 2, "width": 4, "value_width": 4, "out": 1},
+    "two numbers out": {"dim": 8, "heads": 1, "width": 4, "value_width": 6, "out": 2},
+}
+
+
+@pytest.mark.parametrize("shape", NARROW.values(), ids=NARROW)
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.float64, 2e-6)])
+@pytest.mark.parametrize("path", [None, "value", "key"])
+def test_layers_that_put_out_less_than_their_heads_hold(shape, dtype, error, path, monkeypatch):
+    """What the outputs do not see of a vector must not grow; and such blocks are iterated on, not decomposed."""
+    decomposed = []
+    largest = BlockOperator.largest
+    monkeypatch.setattr(BlockOperator, "largest", lambda self: decomposed.append(len(self.value)) or largest(self))
+    attention, tokens = shaped(**shape).to(dtype=dtype), 3 * draw(1, 40, shape["dim"]).to(dtype)
+    found = spectral.norms(_operator(attention, tokens).only(path=path), 1e-6).double()
+    parts = closed_form.blocks(attention.to(dtype=torch.float64), tokens.double())
+    blocks = parts["value"] + parts["key"] if path is None else parts[path]
+    expected = torch.linalg.matrix_norm(blocks[0], ord=2)
+    assert ((found - expected).abs() <= error * expected + 1e-2 * error * expected.max()).all()
+    assert sum(decomposed) <= search.FEW
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_outputs_without_full_rank(rank, dtype):
+    plain = SoftmaxAttention.random(12, 2, seed=1, dtype=dtype)
+    left, right = draw(12, rank, seed=1), draw(rank, 12, seed=2)
+    attention = dataclasses.replace(plain, output_weight=(left @ right).to(dtype).unflatten(1, (2, 6)).movedim(1, 0))
+    tokens = draw(1, 30, 12).to(dtype)
+    operator = _operator(attention, tokens)
+    assert operator.rank == max(rank, 1)
+    expected = torch.linalg.matrix_norm(_blocks(attention, tokens), ord=2)
+    assert ((spectral.norms(operator, 1e-6).double() - expected).abs() <= 1e-5 * expected.max()).all()
+
+
 def test_nearly_all_blocks_are_iterated(monkeypatch):
     """Not decomposed: that would be right, and a hundred times slower."""
     decomposed = []
@@ -121,13 +166,51 @@ def test_nearly_all_blocks_are_iterated(monkeypatch):
     assert sum(decomposed) <= search.FEW
 
 
-def test_chosen_pairs_are_packed():
-    chosen = torch.tensor([[0, 1, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0]], dtype=torch.bool)
-    kept, keys, mask = search.pack(chosen)
-    assert kept.tolist() == [0, 2]
-    assert keys[:, 0].tolist() == [1, 2]
-    assert keys[0].tolist() == [1, 3]
-    assert mask.tolist() == [[True, True], [True, False]]
+def _pairs(found: Segments) -> list[tuple[int, int]]:
+    """The rows and keys of the open pairs, in their order."""
+    return [
+        (int(row), int(key))
+        for row, keys, there in zip(found.row, found.key, found.open, strict=True)
+        for key in keys[there]
+    ]
+
+
+@pytest.mark.parametrize("keys", [3, 32, 70, 300])
+def test_open_pairs_are_packed(keys, generator):
+    wanted = torch.rand(5, keys, generator=generator) < 0.7
+    wanted[2], wanted[3] = False, True
+    found = Segments.of(wanted)
+    assert _pairs(found) == [tuple(pair) for pair in wanted.nonzero().tolist()]
+    features = torch.randn(5, 4, keys, generator=generator)
+    spread = found.spread(features)
+    for row, key, there, feature in zip(found.row, found.key, found.open, spread, strict=True):
+        assert torch.equal(feature[:, there], features[row][:, key[there]])
+    found.open[torch.rand(found.open.shape, generator=generator) < 0.6] = False
+    packed, at = found.packed()
+    assert _pairs(packed) == _pairs(found)
+    assert len(packed.row) == found.needed
+    (kept,) = taken([spread], at)
+    assert torch.equal(kept.movedim(1, 2)[packed.open], spread.movedim(1, 2)[found.open])
+
+
+def test_every_pair_is_spread_in_order(generator):
+    features = torch.randn(3, 4, 64, generator=generator)
+    spread = Segments.of(torch.ones(3, 64, dtype=torch.bool)).spread(features)
+    assert torch.equal(spread, features.unflatten(2, (2, 32)).movedim(2, 1).flatten(0, 1))
+
+
+@pytest.mark.parametrize("gain", [1.0, 3.0, 10.0])
+def test_values_that_converge_at_once_are_not_lost(gain, monkeypatch):
+    """Sharp attention leaves one value in sight, found in a step or two: the third is past where it can be proved."""
+    again = []
+    run = search.Search.run
+    monkeypatch.setattr(search.Search, "run", lambda self: again.append(int(self.left.sum())) or run(self))
+    attention, tokens = SoftmaxAttention.random(32, 4, seed=1, gain=gain), draw(1, 60, 32, dtype=torch.float32)
+    found = spectral.norms(_operator(attention, tokens), 1e-6).double()
+    expected = torch.linalg.svdvals(_blocks(attention, tokens))[..., 0]
+    first, second = again
+    assert second < 0.01 * first
+    assert ((found - expected).abs() <= 1e-4 * expected + 1e-7 * expected.amax(dim=1, keepdim=True)).all()
 
 
 @pytest.mark.parametrize("heads", [1, 4])

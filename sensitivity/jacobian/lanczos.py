@@ -1,4 +1,4 @@
-"""Lanczos iteration on many structured products at once, in buffers that are made once."""
+"""Lanczos iteration on many structured products at once, some of them at a time for the caches to hold."""
 
 from __future__ import annotations
 
@@ -8,93 +8,113 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sensitivity.jacobian.operator import BlockOperator
+from sensitivity.jacobian.segments import Places, Segments, taken
+
+CACHED = 2**19  # numbers in the vectors that are worked on at a time, for the caches to hold
 NOISE = 100  # a residual below so many roundings of what it is the rest of is one itself: the space is exhausted
 
 
-class Scratch:
-    """Memory that iterations use in turn, so that it stays in the cache."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.memory = like.new_empty(0)
-
-    def take(self, *shapes: tuple[int, ...]) -> list[Tensor]:
-        """Tensors of these shapes, with anything in them, until the next call."""
-        sizes = [math.prod(shape) for shape in shapes]
-        if sum(sizes) > len(self.memory):
-            self.memory = self.memory.new_empty(sum(sizes))
-        parts = self.memory[: sum(sizes)].split(sizes)
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
 class Iteration:
-    r"""Lanczos vectors of the products :math:`K G`, with :math:`K = [D, R] N [D, R]^T`, symmetric in :math:`G`.
+    r"""Lanczos vectors of the products :math:`K G`, with :math:`K = [D, R] N [D, R]^T` and :math:`G = W^T W`.
 
     :math:`D` multiplies every head by ``value`` and the columns of :math:`R` are the heads of ``deviation``, each among
-    zeros. A vector is kept at the length at which it arises, and its length beside it, which saves a pass over it.
+    zeros. With :math:`M = K G` the vectors are :math:`v_{k+1} = v_{k-1} + c_k (M v_k - \alpha_k v_k)`. At the length
+    :math:`|c_k| \ell_k \beta_k`, with :math:`c_k = -1 / (c_{k-1} \beta_{k-1}^2)`, the one before last needs no factor,
+    and none is brought to length one: each would be a pass over all of them. Where :math:`W` has fewer rows than
+    columns, :math:`G` does not see all of a vector, and what it does not see would grow from step to step: the vectors
+    are then those of :math:`W K W^T`, which costs one more product a step.
 
-    Attributes:
-        length: :math:`\beta`, the length of ``vector``; zero where the space is exhausted.
-        beside: the same, but zero before the first step: the last entry beside the diagonal.
-        vector: the latest Lanczos vector times its length.
-        before: the one before it, times the length of that.
+    Args:
+        operator: the products.
+        segments: the pairs.
+        start: the vector that all begin with, ``operator.rank`` long, in the precision of the iteration.
     """
 
-    def __init__(
-        self,
-        value: Float[Tensor, "row head 1 key"],
-        deviation: Float[Tensor, "row head width key"],
-        inside: Float[Tensor, "row both both"],
-        gram: Float[Tensor, "inner inner"],
-        start: Float[Tensor, "inner 1"],
-        scratch: Scratch,
-    ) -> None:
-        self.value, self.deviation, self.inside, self.gram = value, deviation, inside, gram
-        rows, self.heads, _, keys = value.shape
-        self.vector = start.expand(rows, len(gram), keys).contiguous()
+    def __init__(self, operator: BlockOperator, segments: Segments, start: Float[Tensor, "rank 1"]) -> None:
+        outputs = operator.outputs.to(start)
+        self.outputs = outputs if operator.rank < outputs.shape[1] else None
+        self.onto = outputs.mT @ outputs if self.outputs is None else outputs.mT
+        self.heads, self.inside, self.row = operator.value.shape[1], operator.inside.to(start), segments.row
+        self.value, self.deviation = (
+            segments.spread(part.flatten(1, 2)).to(start) for part in (operator.value, operator.deviation)
+        )
+        pairs, image = (len(self.value), -1, self.value.shape[2]), self.onto @ start
+        self.vector, self.image = (part.expand(pairs).contiguous() for part in (start, image))
         self.before = torch.zeros_like(self.vector)
-        self.length_before = torch.ones_like(value[:, 0])
-        self.image, self.scratch = torch.empty_like(self.vector), scratch
-        self.length = self._measure().sqrt_()
-        self.beside = torch.zeros_like(self.length)  # the start has its length from nowhere: no rounding comes of it
+        square = ((image if self.outputs is None else start) * start).sum()
+        self.inverse = torch.where(square > 0, 1 / square, 0.0).expand_as(self.value[:, :1]).contiguous()
+        self.factor = torch.ones_like(self.inverse)
+        self.beside = torch.zeros_like(self.inverse)  # the start has its length from nowhere: no rounding comes of it
+        self._scratch = start.new_empty(0)
 
-    def _measure(self) -> Float[Tensor, "row 1 key"]:
-        r"""Image of ``vector`` under :math:`G`, kept, and their inner product."""
-        torch.bmm(self.gram.expand(len(self.vector), -1, -1), self.vector, out=self.image)
-        (product,) = self.scratch.take(self.vector.shape)
-        return torch.mul(self.image, self.vector, out=product).sum(dim=1, keepdim=True).clamp_min_(0)
+    def advance(self, steps: int) -> Float[Tensor, "2 step segment width"]:
+        """The next entries of the tridiagonal matrices, on the diagonal and beside it."""
+        entries = self.value.new_empty(2, steps, len(self.value), self.value.shape[2])
+        height = max(1, CACHED // self.deviation[0].numel())
+        for low in range(0, len(self.value), height):
+            self._advance(slice(low, low + height), entries[:, :, low : low + height, None])
+        if steps % 2:
+            self.vector, self.before = self.before, self.vector
+        return entries
 
-    def step(self) -> tuple[Float[Tensor, "row key"], Float[Tensor, "row key"]]:
-        """The next entry on the diagonal of each tridiagonal matrix, and the next beside it."""
-        rows, inner, keys = self.vector.shape
-        split, image = (self.heads, -1), self.image.unflatten(1, (self.heads, -1))
-        unit = torch.where(self.length > 0, 1 / self.length, 0.0)
-        coefficients, combined, product = self.scratch.take(*[(rows, inner + self.heads, keys)] * 3)
-        torch.mul(image, self.value * unit[:, None], out=coefficients[:, :inner].unflatten(1, split))
-        onto = torch.mul(image, self.deviation, out=product[:, :inner].unflatten(1, split)).sum(dim=2)
-        torch.mul(onto, unit, out=coefficients[:, inner:])
-        torch.bmm(self.inside, coefficients, out=combined)
-        along = torch.mul(coefficients, combined, out=product).sum(dim=1, keepdim=True)
-        fresh = self.before.mul_(-self.length / self.length_before)
-        fresh.addcmul_(self.vector, -along * unit)
-        heads = fresh.unflatten(1, split)
-        heads.addcmul_(combined[:, :inner].unflatten(1, split), self.value)
-        heads.addcmul_(self.deviation, combined[:, inner:, None])
-        self.before, self.vector = self.vector, fresh
-        # an exhausted space leaves rounding noise: from there on zeros, and the Ritz values stay exact
-        noise = NOISE * torch.finfo(fresh.dtype).eps * (along.abs() + self.beside)
-        self.length_before = torch.where(self.length > 0, self.length, 1.0)
-        length = self._measure().sqrt_()
-        self.length = self.beside = torch.where(length > noise, length, 0.0)
-        return along[:, 0], self.length[:, 0]
+    def _advance(self, some: slice, entries: Float[Tensor, "2 step segment 1 width"]) -> None:
+        value, deviation, image = (part[some] for part in (self.value, self.deviation, self.image))
+        vector, before, inside = self.vector[some], self.before[some], self.inside[self.row[some]]
+        inner, split = image.shape[1], (self.heads, -1)
+        (coefficients, combined, product), onto = self._take(inside, image), self.onto.expand(len(image), -1, -1)
+        by_head = [part[:, :inner].unflatten(1, split) for part in (coefficients, combined, product)]
+        images, deviations, value = image.unflatten(1, split), deviation.unflatten(1, split), value[:, :, None]
+        inverse, factor, beside = self.inverse[some], self.factor[some], self.beside[some]
+        for diagonal, side in entries.unbind(dim=1):
+            torch.mul(images, value, out=by_head[0])
+            torch.sum(torch.mul(images, deviations, out=by_head[2]), dim=2, out=coefficients[:, inner:])
+            torch.bmm(inside, coefficients, out=combined)
+            torch.sum(torch.mul(coefficients, combined, out=product), dim=1, keepdim=True, out=diagonal)
+            diagonal.mul_(inverse)
+            before.addcmul_(vector, factor * diagonal, value=-1)
+            if self.outputs is None:
+                heads = before.unflatten(1, split)
+                heads.addcmul_(by_head[1], value * factor[:, None])
+                heads.addcmul_(deviations, (combined[:, inner:] * factor)[:, :, None])
+            else:
+                torch.mul(by_head[1], value, out=by_head[2]).addcmul_(deviations, combined[:, inner:, None])
+                before.addcmul_(self.outputs @ product[:, :inner], factor)
+            vector, before = before, vector
+            torch.bmm(onto, vector, out=image)
+            seen = image if self.outputs is None else vector
+            torch.sum(torch.mul(seen, vector, out=product[:, : seen.shape[1]]), dim=1, keepdim=True, out=side)
+            _measure(side, inverse, factor, diagonal.abs().add_(beside))
+            beside.copy_(side)
 
-    def keep(self, rows: Int[Tensor, " row"], keys: Int[Tensor, "row key"]) -> None:
-        """Goes on with some rows, and some keys of each, alone."""
+    def _take(self, *like: Tensor) -> list[Tensor]:
+        """Scratch memory, with anything in it: coefficients and their combinations, and products."""
+        inside, image = like
+        shape = (len(image), inside.shape[1], image.shape[2])
+        size = math.prod(shape)
+        if 3 * size > len(self._scratch):
+            self._scratch = self._scratch.new_empty(3 * size)
+        return [part.view(shape) for part in self._scratch[: 3 * size].split(size)]
 
-        def some(part: Tensor) -> Tensor:
-            index = keys.reshape(len(rows), *[1] * (part.dim() - 2), keys.shape[1])
-            return (part[rows] if len(rows) < len(part) else part).gather(-1, index.expand(-1, *part.shape[1:-1], -1))
+    def keep(self, row: Int[Tensor, " segment"], at: Places) -> None:
+        """Goes on with some pairs alone, in new segments."""
+        self.row = row
+        (self.value,) = taken([self.value], at)
+        for names in (("deviation", "image"), ("vector", "before"), ("inverse", "factor", "beside")):
+            kept = taken([getattr(self, name) for name in names], at)
+            for name, part in zip(names, kept, strict=True):
+                setattr(self, name, part)
 
-        self.value, self.deviation, self.inside = some(self.value), some(self.deviation), self.inside[rows]
-        self.vector, self.before, self.image = some(self.vector), some(self.before), some(self.image)
-        self.length, self.length_before = some(self.length), some(self.length_before)
-        self.beside = self.length
+
+def _measure(side: Tensor, inverse: Tensor, factor: Tensor, size: Tensor) -> None:
+    r"""From the squared length of the new vectors the entry :math:`\beta_k`, and what the next step needs, in place.
+
+    An exhausted space leaves rounding noise: from there on zeros, and the Ritz values stay exact.
+    """
+    growth = side * inverse
+    inverse.copy_(side).reciprocal_()
+    torch.sqrt(growth, out=side).div_(factor.abs())
+    ended = (side > size.mul_(NOISE * torch.finfo(side.dtype).eps)).logical_not_()  # also where that is no number
+    factor.div_(growth).neg_()
+    for part in (side, inverse, factor):
+        part.masked_fill_(ended, 0.0)

@@ -13,7 +13,7 @@ from sensitivity.attention import SoftmaxAttention
 from sensitivity.jacobian.query_rows import Rows
 from sensitivity.jacobian.traces import power_traces
 
-CACHED = 2**18  # numbers in what is worked on at a time, for the caches to hold: a megabyte
+CACHED = 2**20  # numbers in what is worked on at a time, for the caches to hold
 CHUNK = 1024  # pairs that are decomposed at a time
 PROVABLE, TRACED = 128, 8  # the inner width and the heads up to which traces cost less than they save
 
@@ -31,32 +31,39 @@ class BlockOperator:
         deviation: :math:`r^h_{ij} = \alpha^h v^h_j - a^h o^h_i`, the left vectors of the key path.
         inside: :math:`N`, the products of the rows of :math:`W_V` and of the right vectors of the key path,
             :math:`w_h(i) = c W_K^{hT} q^h_i`, with one another.
-        gram: :math:`G`.
-        rank: how many eigenvalues can differ from zero.
+        outputs: a root of :math:`G` with as many rows as it has rank, which may stand for :math:`W_O`.
     """
 
     value: Float[Tensor, "row head 1 key"]
     deviation: Float[Tensor, "row head value_width key"]
     inside: Float[Tensor, "row both both"]
-    gram: Float[Tensor, "inner inner"]
-    rank: int
+    outputs: Float[Tensor, "rank inner"]
 
     @classmethod
-    def of(cls, attention: SoftmaxAttention, rows: Rows) -> BlockOperator:
-        """The operators of some rows, those of all samples one after the other."""
+    def of(cls, attention: SoftmaxAttention, rows: Rows, outputs: Tensor | None = None) -> BlockOperator:
+        """The operators of some rows, those of all samples one after the other; ``outputs`` as ``root`` gives them."""
         weights, alpha = (part.movedim(1, 2).flatten(0, 1)[:, :, None] for part in (rows.weights, rows.alpha))
         deviation = (alpha.unflatten(0, (-1, len(rows.index))) * rows.source.value.mT[:, None]).flatten(0, 1)
         deviation.addcmul_(rows.mean.movedim(1, 2).flatten(0, 1)[..., None], weights, value=-1)
         gradient = (attention.scale * rows.query @ attention.key_weight).movedim(1, 2).flatten(0, 1)
-        w_v, w_o = attention.value_weight.flatten(0, 1), attention.output_weight.movedim(0, 1).flatten(1)
+        w_v = attention.value_weight.flatten(0, 1)
         right = torch.cat([w_v.expand(len(gradient), -1, -1), gradient], dim=1)
         return cls(
             value=alpha,
             deviation=deviation,
             inside=right @ right.mT,
-            gram=w_o.mT @ w_o,
-            rank=min(w_o.shape),
+            outputs=root(attention) if outputs is None else outputs,
         )
+
+    @property
+    def rank(self) -> int:
+        """How many eigenvalues can differ from zero."""
+        return len(self.outputs)
+
+    @property
+    def gram(self) -> Float[Tensor, "inner inner"]:
+        """:math:`G`."""
+        return self.outputs.mT @ self.outputs
 
     def only(self, path: str | None = None, head: int | None = None) -> BlockOperator:
         """The same blocks with one path (``value`` or ``key``) or one head alone."""
@@ -80,18 +87,13 @@ class BlockOperator:
     @property
     def provable(self) -> bool:
         """Whether the traces that bound what an iteration misses cost less than they save."""
-        return len(self.gram) <= PROVABLE and self.value.shape[1] <= TRACED
-
-    def to(self, dtype: torch.dtype) -> BlockOperator:
-        """The same in another precision."""
-        value, deviation, inside = (part.to(dtype) for part in (self.value, self.deviation, self.inside))
-        return BlockOperator(value, deviation, inside, self.gram.to(dtype), self.rank)
+        return self.outputs.shape[1] <= PROVABLE and self.value.shape[1] <= TRACED
 
     def traces(self) -> Float[Tensor, "2 row key"]:
         """Trace, and squared Frobenius norm, of every pair's product."""
-        rows = max(1, CACHED // (self.deviation[0].numel() * self.value.shape[1]))
+        rows, gram = max(1, CACHED // (self.deviation[0].numel() * self.value.shape[1])), self.gram
         parts = zip(self.value.split(rows), self.deviation.split(rows), self.inside.split(rows), strict=True)
-        found = [power_traces(value, deviation, inside, self.gram) for value, deviation, inside in parts]
+        found = [power_traces(value, deviation, inside, gram) for value, deviation, inside in parts]
         return torch.cat([torch.stack(pair) for pair in found], dim=1)
 
     def at(self, rows: Int[Tensor, " row"], keys: Int[Tensor, "row key"]) -> BlockOperator:
@@ -104,12 +106,23 @@ class BlockOperator:
 
     def largest(self) -> Float[Tensor, " pair"]:
         """Largest eigenvalue of every pair's product, from a decomposition; each pair is a row with one key."""
-        sizes, vectors = torch.linalg.eigh(self.gram)
-        root = ((vectors * sizes.clamp_min(0).sqrt()) @ vectors.mT).unflatten(1, (self.value.shape[1], -1))
+        outputs = self.outputs.unflatten(1, (self.value.shape[1], -1))
         parts = [part.split(CHUNK) for part in (self.value[..., 0, 0], self.deviation[..., 0], self.inside)]
         found = []
         for value, deviation, inside in zip(*parts, strict=True):
-            scaled = torch.einsum("ihv,ph->pihv", root, value).flatten(2)
-            left = torch.cat([scaled, torch.einsum("ihv,phv->pih", root, deviation)], dim=2)
+            scaled = torch.einsum("ihv,ph->pihv", outputs, value).flatten(2)
+            left = torch.cat([scaled, torch.einsum("ihv,phv->pih", outputs, deviation)], dim=2)
             found.append(torch.linalg.eigvalsh(left @ inside @ left.mT)[:, -1])
         return torch.cat(found)
+
+
+def root(attention: SoftmaxAttention) -> Float[Tensor, "rank inner"]:
+    r""":math:`W_O` of all heads side by side, turned from the left so that it has no more rows than its rank.
+
+    Decomposed in double precision, for the rounding is that of every block.
+    """
+    w_o = attention.output_weight.movedim(0, 1).flatten(1)
+    _, sizes, right = torch.linalg.svd(w_o.detach().cpu().double(), full_matrices=False)
+    there = sizes > max(w_o.shape) * torch.finfo(w_o.dtype).eps * sizes[0]
+    there[0] = True
+    return (sizes[there, None] * right[there]).to(w_o)

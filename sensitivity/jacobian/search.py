@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sensitivity.jacobian.lanczos import Iteration, Scratch
-from sensitivity.jacobian.operator import CACHED, BlockOperator
+from sensitivity.jacobian.lanczos import Iteration
+from sensitivity.jacobian.operator import BlockOperator
+from sensitivity.jacobian.segments import Segments
 from sensitivity.jacobian.tridiagonal import (
     Lines,
     beyond,
@@ -21,8 +20,10 @@ from sensitivity.jacobian.tridiagonal import (
     unseen,
 )
 
-FIRST_CHECK, ROUGH = 6, 1e-2  # steps before Ritz values are looked at, and how closely that first time
-CROWDED = 0.75  # a group is packed anew once so much of it or less is open
+FIRST, SECOND = 3, 6  # steps after which Ritz values are looked at roughly
+ROUGH = 1e-2  # how closely then
+STRIDE = 2  # steps between the looks after them
+CROWDED = 0.8  # pairs are packed anew once they fit in so many of their segments
 FEW = 3  # pairs that are given up sooner than iterated on
 PATIENCE = 32  # steps after which the word of a random start is taken where no bound is to be had
 RARE, BEYOND = 1e-6, 0.05  # a random start hides less than one part in a million of a direction about as rarely
@@ -31,85 +32,22 @@ ROUNDING = 64  # roundings that the traces may be off by
 TILT, TILTED = 2, 0.25  # how far vectors tilt towards a Ritz vector, in roundings over its residual; and may, squared
 
 
-@dataclass(frozen=True)
-class Tools:
-    """What the groups of a search share: the start, and scratch memory."""
-
-    start: Float[Tensor, "inner 1"]
-    scratch: Scratch
-
-
-Place = tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]  # rows and keys
-
-
-class Group:
-    """Some rows of a search that fit a cache, iterated together and packed anew as their pairs are closed.
-
-    Attributes:
-        rows: which rows of the search they are, ``(row, 1)``.
-        keys: which key each pair has.
-        open: the pairs that are looked at; the others fill up the rows.
-        lines: the entries of their tridiagonal matrices, on the diagonal and beside it, step by step.
-        rest: what the steps leave of the traces of operator and squared operator.
-        top: the largest Ritz values when last looked at.
-    """
-
-    def __init__(
-        self,
-        operator: BlockOperator,
-        rows: Int[Tensor, " row"],
-        wanted: Bool[Tensor, "row key"],
-        traces: Float[Tensor, "2 all key"] | None,
-        tools: Tools,
-    ) -> None:
-        kept, self.keys, self.open = pack(wanted)
-        self.rows, dtype = rows[kept, None], tools.start.dtype
-        part = operator.at(rows[kept], self.keys).to(dtype)
-        self.lines = part.value.new_empty(2, 0, *self.keys.shape)
-        self.iteration = Iteration(part.value, part.deviation, part.inside, part.gram, tools.start, tools.scratch)
-        self.rest = None if traces is None else traces[:, self.rows, self.keys].to(dtype)
-        self.top = torch.full_like(self.open, torch.inf, dtype=dtype)
-
-    def advance(self, steps: int) -> None:
-        """Some steps of the iteration."""
-        fresh = torch.stack([torch.stack(self.iteration.step()) for _ in range(steps)], dim=1)
-        self.lines = torch.cat([self.lines, fresh], dim=1)
-        if self.rest is not None:
-            diagonal, beside = fresh
-            self.rest[0] -= diagonal.sum(dim=0)
-            self.rest[1] -= diagonal.square().sum(dim=0) + 2 * beside.square().sum(dim=0)
-
-    def choose(self, others: int, thorough: bool) -> Place:
-        """The open pairs that are worth a look: those whose bound on the rest is below the largest Ritz value."""
-        if self.rest is None or thorough:
-            return place(self.open)
-        return place(self.open & (largest_of(self.rest[0], self.rest[1], others) < self.top))
-
-    def put(self, chosen: Place, top: Float[Tensor, " pair"], done: Bool[Tensor, " pair"]) -> None:
-        """Takes up what a look at some pairs has found, and leaves out what is only there to be skipped."""
-        if not len(top):
-            return
-        self.top[chosen] = top.to(self.top.dtype)
-        self.open[chosen] = ~done
-        counts = self.open.sum(dim=1)
-        if int(counts.max() * counts.count_nonzero()) > CROWDED * self.open.numel():
-            return
-        kept, keys, still = pack(self.open)
-        if len(kept):
-            self.iteration.keep(kept, keys)
-        self.open, self.rows, self.keys = still, self.rows[kept], self.keys[kept].gather(1, keys)
-        self.top = self.top[kept].gather(1, keys)
-        self.lines = self.lines[:, :, kept].gather(3, keys.expand(2, self.lines.shape[1], -1, -1))
-        if self.rest is not None:
-            self.rest = self.rest[:, kept].gather(2, keys.expand(2, -1, -1))
-
-
 class Search:
     """Iterations on the pairs of a tile.
+
+    Args:
+        operator: their products.
+        wanted: which of them.
+        traces: of the products and their squares; None where those are not known.
+        tolerance: relative, of a singular value.
+        dtype: precision of the iterations.
+        before: a search in lower precision, whose values are right where it lost the proof of them.
+        seed: of the random start.
 
     Attributes:
         top: largest eigenvalue of every pair.
         left: the pairs whose eigenvalue is not found.
+        lost: those of them whose vectors are no longer orthogonal.
     """
 
     def __init__(
@@ -119,87 +57,124 @@ class Search:
         traces: Float[Tensor, "2 row key"] | None,
         tolerance: float,
         dtype: torch.dtype,
+        before: Search | None = None,
         seed: int = 0,
     ) -> None:
         self.traces, self.tolerance, self.rank, self.left = traces, tolerance, operator.rank, wanted.clone()
-        self.top = torch.zeros_like(operator.value[:, 0, 0])
+        self.top, self.lost = torch.zeros_like(operator.value[:, 0, 0]), torch.zeros_like(wanted)
         self.precision, self.rounding = torch.finfo(dtype).eps, ROUNDING * torch.finfo(operator.value.dtype).eps
-        inner = len(operator.gram)
-        start = torch.randn(inner, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        tools = Tools(start.to(wanted.device, dtype), Scratch(start.to(wanted.device, dtype)))
-        counts = wanted.sum(dim=1)
-        filled = counts.argsort(descending=True)[: int(counts.count_nonzero())]  # rows alike go together
-        height = max(1, CACHED // max(1, inner * int(counts.max())))
-        self.groups = [Group(operator, rows, wanted[rows], traces, tools) for rows in filled.split(height) if len(rows)]
-        self.limit = 2 * inner
+        self.limit = 2 * self.rank
+        start = torch.randn(self.rank, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        self.pairs = pairs = Segments.of(wanted)
+        self.iteration = Iteration(operator, pairs, start.to(wanted.device, dtype))
+        self.lines = operator.value.new_empty(2, 0, *pairs.key.shape, dtype=dtype)
+        at = (pairs.row[:, None], pairs.key)
+        # what the steps leave of the traces; the largest Ritz values so far, and which of them no longer rise
+        self.rest = None if traces is None else traces[:, at[0], at[1]].to(dtype)
+        self.known = before is not None and traces is not None
+        self.ritz = torch.zeros(pairs.key.shape, dtype=torch.float64, device=wanted.device)
+        self.still = torch.zeros_like(pairs.open)
+        if before is not None:
+            self.ritz, self.still = before.top[at].double(), before.lost[at]
 
     def run(self) -> Search:
         """Iterates until all but a few pairs are closed, or twice the steps are done that exhaust their space."""
         done = 0
-        while self.groups and done < self.limit:
-            steps = min(1 if done else FIRST_CHECK, self.limit - done)
-            for group in self.groups:
-                group.advance(steps)
+        while done < self.limit and int(self.pairs.open.sum()) > (FEW if done else 0):
+            steps = min(self._steps(done), self.limit - done)
+            self._advance(steps)
             done += steps
+            if done <= SECOND and self.rest is not None and not self.known:
+                rough, _ = largest_eigenvalue(Lines(*self.lines.flatten(2)), ROUGH)  # too large, by a little
+                self.ritz = rough.view_as(self.ritz).double()
             self._check(done)
-            self.groups = [group for group in self.groups if bool(group.open.any())]
-            if sum(int(group.open.sum()) for group in self.groups) <= FEW:
-                break
         return self
+
+    def _steps(self, done: int) -> int:
+        """How many steps are done before the next look."""
+        return FIRST if done < SECOND else STRIDE
+
+    def _advance(self, steps: int) -> None:
+        fresh = self.iteration.advance(steps)
+        self.lines = torch.cat([self.lines, fresh], dim=1)
+        if self.rest is not None:
+            diagonal, beside = fresh
+            self.rest[0] -= diagonal.sum(dim=0)
+            self.rest[1] -= diagonal.square().sum(dim=0) + 2 * beside.square().sum(dim=0)
 
     def _check(self, done: int) -> None:
         """Looks closer at the pairs that are worth it, and closes those that are found and those that are lost."""
-        chosen = [group.choose(self.rank - done, done >= PATIENCE) for group in self.groups]
-        row = torch.cat([group.rows[row, 0] for group, (row, _) in zip(self.groups, chosen, strict=True)])
-        key = torch.cat([group.keys[at] for group, at in zip(self.groups, chosen, strict=True)])
-        lines = [group.lines[:, :, row, key] for group, (row, key) in zip(self.groups, chosen, strict=True)]
+        pairs, chosen = self.pairs, self.pairs.open
+        if self.rest is not None and done < PATIENCE:  # whose bound on the rest is below the largest Ritz value
+            chosen = chosen & (largest_of(self.rest[0], self.rest[1], self.rank - done) < self.ritz)
+        at = chosen.nonzero(as_tuple=True)
+        lines = Lines(*self.lines[:, :, at[0], at[1]].double())
+        row, key = pairs.row[at[0]], pairs.key[at]
         traces = None if self.traces is None else self.traces[:, row, key].double()
-        top, found, lost = self._look(Lines(*torch.cat(lines, dim=2).double()), traces)
+        top, there = self._top(lines, self.ritz[at], at)
+        found, lost = self._judge(lines, traces, top, there)
+        self.ritz[at] = top
         self.top[row, key] = top.to(self.top.dtype)
-        self.left[row, key] = ~found
-        sizes = [len(row) for row, _ in chosen]
-        for group, at, *some in zip(self.groups, chosen, top.split(sizes), (found | lost).split(sizes), strict=True):
-            group.put(at, *some)
+        self.left[row, key], self.lost[row, key] = ~found, lost & ~found
+        pairs.open[at] = ~(found | lost)
+        if pairs.needed <= CROWDED * len(pairs.row):
+            self._pack()
 
-    def _look(
-        self, lines: Lines, traces: Float[Tensor, "2 pair"] | None
-    ) -> tuple[Float[Tensor, " pair"], Bool[Tensor, " pair"], Bool[Tensor, " pair"]]:
-        """Largest Ritz values, which of them are the eigenvalues that are sought, and which cannot be told of."""
-        done = len(lines.diagonal)
-        first = traces is not None and done == FIRST_CHECK < self.limit
-        top, settled = largest_eigenvalue(lines, ROUGH if first else self.tolerance / 8)
-        lost = torch.zeros_like(settled)
-        if first:
-            return top, lost, lost
-        found = lost
+    def _pack(self) -> None:
+        self.pairs, at = self.pairs.packed()
+        self.iteration.keep(self.pairs.row, at)
+        self.lines, self.ritz, self.still = self.lines[:, :, at[0], at[1]], self.ritz[at], self.still[at]
+        if self.rest is not None:
+            self.rest = self.rest[:, at[0], at[1]]
+
+    def _top(
+        self, lines: Lines, top: Float[Tensor, " pair"], at: tuple[Tensor, ...]
+    ) -> tuple[Float[Tensor, " pair"], Bool[Tensor, " pair"]]:
+        """Largest Ritz values, and whether they are there; those that have stood still for a look are not asked."""
+        if self.traces is None or len(lines.diagonal) >= PATIENCE:
+            return largest_eigenvalue(lines, self.tolerance / 8)
+        still, there = self.still[at], torch.ones_like(top, dtype=torch.bool)
+        (moving,) = (~still).nonzero(as_tuple=True)
+        if not len(moving):
+            return top, there
+        fresh, there[moving] = largest_eigenvalue(lines.of(moving), self.tolerance / 8)
+        risen = (fresh - top[moving]).abs()
+        still[moving] = there[moving] & (risen <= self.tolerance / 8 * fresh) & (len(lines.diagonal) > SECOND)
+        top[moving], self.still[at] = fresh, still
+        return top, there
+
+    def _judge(
+        self,
+        lines: Lines,
+        traces: Float[Tensor, "2 pair"] | None,
+        top: Float[Tensor, " pair"],
+        there: Bool[Tensor, " pair"],
+    ) -> tuple[Bool[Tensor, " pair"], Bool[Tensor, " pair"]]:
+        """Which Ritz values are the eigenvalues that are sought, and which cannot be told of."""
+        found = lost = torch.zeros_like(there)
         if traces is not None:
-            total, square = traces
-            before = Lines(lines.diagonal[:-1], lines.beside[:-1]) if done > 1 else lines
-            rho = residual(before, top)
-            tilt = torch.where(rho > 0, (TILT * self.precision * top / rho).square(), 0.0)
-            corner = beyond(lines, total, square, self.rank, self.rounding * square + tilt * top.square())
-            lost = tilt > TILTED
-            found = (settled & ~lost & is_below(lines, corner, (1 + 2 * self.tolerance) * top)) | (square <= 0)
-        if traces is None or done >= PATIENCE:
-            found = found | (settled & _close(lines, top, 2 * MARGIN * self.tolerance))
-        return top, found, lost
+            found, lost = self._prove(lines, traces, top)
+            for _ in range((FIRST if len(lines.diagonal) <= SECOND else STRIDE) - 1):  # a step before may have been
+                (some,) = (lost & ~found).nonzero(as_tuple=True)
+                if not len(some):
+                    break
+                lines = lines.before
+                found[some], _ = self._prove(lines.of(some), traces[:, some], top[some])
+            found = (found & there) | (traces[1] <= 0)
+        if traces is None or len(lines.diagonal) >= PATIENCE:
+            found = found | (there & _close(lines, top, 2 * MARGIN * self.tolerance))
+        return found, lost
 
-
-def place(chosen: Bool[Tensor, "row key"]) -> Place:
-    """Rows and keys of the chosen pairs."""
-    row, key = chosen.nonzero(as_tuple=True)
-    return row, key
-
-
-def pack(
-    chosen: Bool[Tensor, "row key"],
-) -> tuple[Int[Tensor, " some"], Int[Tensor, "some width"], Bool[Tensor, "some width"]]:
-    """The rows with any chosen pair, the same number of keys in each with all that are chosen, and which are."""
-    counts = chosen.sum(dim=1)
-    kept = counts.nonzero()[:, 0]
-    mask, keys = chosen[kept].sort(dim=1, descending=True, stable=True)
-    width = int(counts.max()) if len(counts) else 0
-    return kept, keys[:, :width], mask[:, :width]
+    def _prove(
+        self, lines: Lines, traces: Float[Tensor, "2 pair"], top: Float[Tensor, " pair"]
+    ) -> tuple[Bool[Tensor, " pair"], Bool[Tensor, " pair"]]:
+        """Whether nothing that the steps have missed can be larger, and whether nothing can be told any more."""
+        total, square = traces
+        rho = residual(lines.before, top)
+        tilt = torch.where(rho > 0, (TILT * self.precision * top / rho).square(), 0.0)
+        corner = beyond(lines, total, square, self.rank, self.rounding * square + tilt * top.square())
+        lost = tilt > TILTED
+        return ~lost & is_below(lines, corner, (1 + 2 * self.tolerance) * top), lost
 
 
 def _close(lines: Lines, top: Float[Tensor, " pair"], tolerance: float) -> Bool[Tensor, " pair"]:

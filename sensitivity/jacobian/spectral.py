@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sensitivity.jacobian.operator import BlockOperator
+from sensitivity.jacobian.operator import BlockOperator, root
 from sensitivity.jacobian.search import Search
 
-__all__ = ["BlockOperator", "norms"]
+__all__ = ["BlockOperator", "norms", "root"]
 
 
 def norms(operator: BlockOperator, tolerance: float) -> Float[Tensor, "row key"]:
@@ -30,7 +30,7 @@ def norms(operator: BlockOperator, tolerance: float) -> Float[Tensor, "row key"]
     search = Search(operator, size > 0, traces, tolerance, dtype).run()
     top, left = search.top, search.left
     if traces is not None and dtype != torch.float64:
-        again = Search(operator, left, traces, tolerance, torch.float64).run()
+        again = Search(operator, left, traces, tolerance, torch.float64, search).run()
         top, left = torch.where(left, again.top, top), again.left
     row, key = left.nonzero(as_tuple=True)
     if len(row):

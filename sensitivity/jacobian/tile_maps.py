@@ -36,6 +36,7 @@ class SpectralTiles:
 
     def __init__(self, attention: SoftmaxAttention, paths: bool, heads: bool, tolerance: float) -> None:
         self.attention, self.paths, self.heads, self.tolerance = attention, paths, heads, tolerance
+        self.outputs = spectral.root(attention)
 
     def of(self, tokens: Float[Tensor, "sample time dim"], samples: slice) -> MapsOf:
         """What gives the maps of some samples' rows."""
@@ -43,7 +44,7 @@ class SpectralTiles:
 
     def _maps(self, source: RowSource, index: Int[Tensor, " row"]) -> NormMaps:
         rows = source.rows(index)
-        operator = spectral.BlockOperator.of(self.attention, rows)
+        operator = spectral.BlockOperator.of(self.attention, rows, self.outputs)
 
         def norms(**part: Any) -> Tensor:
             found = spectral.norms(operator.only(**part), self.tolerance)

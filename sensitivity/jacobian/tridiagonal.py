@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 STEPS = 20  # of Laguerre's method at most: cubic, some four from a bound that knows the first two moments
@@ -24,6 +24,15 @@ class Lines:
     diagonal: Float[Tensor, "step pair"]
     beside: Float[Tensor, "step pair"]
 
+    @property
+    def before(self) -> Lines:
+        """The lines a step earlier; the first step's own."""
+        return Lines(self.diagonal[:-1], self.beside[:-1]) if len(self.diagonal) > 1 else self
+
+    def of(self, pairs: Int[Tensor, " some"]) -> Lines:
+        """The lines of some pairs."""
+        return Lines(self.diagonal[:, pairs], self.beside[:, pairs])
+
     def double(self) -> Lines:
         """The same in double precision, in which a convergent series of steps costs next to nothing more."""
         return Lines(self.diagonal.double(), self.beside.double())
@@ -32,23 +41,37 @@ class Lines:
 def largest_eigenvalue(lines: Lines, tolerance: float) -> tuple[Float[Tensor, " pair"], Bool[Tensor, " pair"]]:
     r"""Largest Ritz value :math:`\theta` of each iteration, from above, and whether it is there to the ``tolerance``.
 
-    Laguerre's method from the bound :math:`\bar\theta + \sqrt{(k-1) (\overline{\theta^2} - \bar\theta^2) }` that mean
-    and mean square of the eigenvalues give; it falls to the largest root without passing it.
+    Laguerre's method from a bound above; it falls to the largest root without passing it. The error of a step is about
+    the cube of that of the step before, of which two steps tell the factor.
     """
     diagonal, squares = lines.diagonal, lines.beside[:-1].square()
-    steps, moment = len(diagonal), diagonal.square().sum(dim=0) + 2 * squares.sum(dim=0)
-    mean = diagonal.mean(dim=0)
-    spread = (moment / steps - mean.square()).clamp_min_(0)
-    place = mean + ((steps - 1) * spread).sqrt_()
-    place += OFFSET * moment.sqrt()
+    place, before = _bound(lines), None
     settled = torch.zeros_like(place, dtype=torch.bool)
     for _ in range(STEPS):
         step = _laguerre(diagonal, squares, place)
         place -= step
-        settled = step <= tolerance * place
+        left = step if before is None else step * (step / before).pow_(3).nan_to_num_(0.0).clamp_max_(1)
+        settled, before = left <= tolerance * place, step
         if bool(settled.all()):
             break
     return place, settled
+
+
+def _bound(lines: Lines) -> Float[Tensor, " pair"]:
+    r"""What none of the eigenvalues exceeds, by Gershgorin's circles or by their moments.
+
+    From mean and mean square of the eigenvalues that is :math:`\bar\theta + \sqrt{(k-1) (\overline{\theta^2} -
+    \bar\theta^2)}`.
+    """
+    diagonal, sides = lines.diagonal, lines.beside[:-1]
+    circles = diagonal.clone()
+    circles[1:] += sides
+    circles[:-1] += sides
+    steps, moment = len(diagonal), diagonal.square().sum(dim=0) + 2 * sides.square().sum(dim=0)
+    mean = diagonal.mean(dim=0)
+    spread = (moment / steps - mean.square()).clamp_min_(0)
+    place = mean + ((steps - 1) * spread).sqrt_()
+    return torch.minimum(place, circles.amax(dim=0)).add_(moment.sqrt_(), alpha=OFFSET)
 
 
 def _laguerre(diagonal: Tensor, squares: Tensor, place: Tensor) -> Tensor:
@@ -58,13 +81,13 @@ def _laguerre(diagonal: Tensor, squares: Tensor, place: Tensor) -> Tensor:
     of :math:`d_i'/d_i` and :math:`h` minus its derivative.
     """
     pivot = place - diagonal[0]
-    sound, inverse = pivot > 0, 1 / pivot
+    lowest, inverse = pivot, 1 / pivot
     first, second = inverse, torch.zeros_like(inverse)  # d'/d and d''/d
     total, curvature = first.clone(), first.square()
     for entry, square in zip(diagonal[1:], squares, strict=True):
         quotient = square * inverse
         pivot = (place - entry).sub_(quotient)
-        sound &= pivot > 0
+        lowest = torch.minimum(lowest, pivot)
         inverse = pivot.reciprocal_()
         second = second.addcmul(first, first, value=-2).mul_(quotient).mul_(inverse)
         first = quotient.mul_(first).add_(1).mul_(inverse)
@@ -73,7 +96,7 @@ def _laguerre(diagonal: Tensor, squares: Tensor, place: Tensor) -> Tensor:
     count = len(diagonal)
     root = (count * curvature).addcmul_(total, total, value=-1).clamp_min_(0).mul_(count - 1).sqrt_()
     # rounding can carry a converged root past itself: stay there
-    return torch.where(sound, count / root.add_(total), 0.0).nan_to_num_(0.0)
+    return torch.where(lowest > 0, count / root.add_(total), 0.0).nan_to_num_(0.0)
 
 
 def beyond(
