@@ -33,10 +33,10 @@ def _diagonal(values: torch.Tensor, avoid: torch.Tensor, pairs: int = 40) -> Blo
     first = draw(size, seed=5)
     first -= (first @ avoid) / (avoid @ avoid) * avoid
     basis = torch.linalg.qr(torch.cat([first[:, None], draw(size, size - 1, seed=6)], dim=1))[0]
-    inside = torch.zeros(1, size + 1, size + 1, dtype=values.dtype)
-    inside[0, :size, :size] = (basis * values) @ basis.T
     value, deviation = torch.ones(1, 1, 1, pairs).to(values), torch.zeros(1, 1, size, pairs).to(values)
-    return BlockOperator(value, deviation, inside, torch.eye(size).to(values))
+    return BlockOperator(
+        value, deviation, basis * values.sqrt(), torch.zeros(1, 1, size).to(values), torch.eye(size).to(values)
+    )
 
 
 def _to(operator: BlockOperator, dtype: torch.dtype) -> BlockOperator:
@@ -133,7 +133,9 @@ def test_layers_that_put_out_less_than_their_heads_hold(shape, dtype, error, pat
     """What the outputs do not see of a vector must not grow; and such blocks are iterated on, not decomposed."""
     decomposed = []
     largest = BlockOperator.largest
-    monkeypatch.setattr(BlockOperator, "largest", lambda self: decomposed.append(len(self.value)) or largest(self))
+    monkeypatch.setattr(
+        BlockOperator, "largest", lambda self, row, key: decomposed.append(len(row)) or largest(self, row, key)
+    )
     attention, tokens = shaped(**shape).to(dtype=dtype), 3 * draw(1, 40, shape["dim"]).to(dtype)
     found = spectral.norms(_operator(attention, tokens).only(path=path), 1e-6).double()
     parts = closed_form.blocks(attention.to(dtype=torch.float64), tokens.double())
@@ -160,7 +162,9 @@ def test_nearly_all_blocks_are_iterated(monkeypatch):
     """Not decomposed: that would be right, and a hundred times slower."""
     decomposed = []
     largest = BlockOperator.largest
-    monkeypatch.setattr(BlockOperator, "largest", lambda self: decomposed.append(len(self.value)) or largest(self))
+    monkeypatch.setattr(
+        BlockOperator, "largest", lambda self, row, key: decomposed.append(len(row)) or largest(self, row, key)
+    )
     attention, tokens = SoftmaxAttention.random(32, 4, seed=1), draw(1, 40, 32, dtype=torch.float32)
     spectral.norms(_operator(attention, tokens), 1e-6)
     assert sum(decomposed) <= search.FEW

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +16,7 @@ from sensitivity.jacobian.query_rows import Rows
 from sensitivity.jacobian.traces import power_traces
 
 CACHED = 2**20  # numbers in what is worked on at a time, for the caches to hold
-CHUNK = 1024  # pairs that are decomposed at a time
+BUILT = 2**20  # numbers in the blocks that are built at a time
 PROVABLE, TRACED = 128, 8  # the inner width and the heads up to which traces cost less than they save
 
 
@@ -29,14 +31,15 @@ class BlockOperator:
     Attributes:
         value: what multiplies the value path, :math:`\alpha^h_{ij}`.
         deviation: :math:`r^h_{ij} = \alpha^h v^h_j - a^h o^h_i`, the left vectors of the key path.
-        inside: :math:`N`, the products of the rows of :math:`W_V` and of the right vectors of the key path,
-            :math:`w_h(i) = c W_K^{hT} q^h_i`, with one another.
+        values: :math:`W_V` of all heads one above the other.
+        gradient: the right vectors of the key path, :math:`w_h(i) = c W_K^{hT} q^h_i`.
         outputs: a root of :math:`G` with as many rows as it has rank, which may stand for :math:`W_O`.
     """
 
     value: Float[Tensor, "row head 1 key"]
     deviation: Float[Tensor, "row head value_width key"]
-    inside: Float[Tensor, "row both both"]
+    values: Float[Tensor, "inner dim"]
+    gradient: Float[Tensor, "row head dim"]
     outputs: Float[Tensor, "rank inner"]
 
     @classmethod
@@ -45,15 +48,19 @@ class BlockOperator:
         weights, alpha = (part.movedim(1, 2).flatten(0, 1)[:, :, None] for part in (rows.weights, rows.alpha))
         deviation = (alpha.unflatten(0, (-1, len(rows.index))) * rows.source.value.mT[:, None]).flatten(0, 1)
         deviation.addcmul_(rows.mean.movedim(1, 2).flatten(0, 1)[..., None], weights, value=-1)
-        gradient = (attention.scale * rows.query @ attention.key_weight).movedim(1, 2).flatten(0, 1)
-        w_v = attention.value_weight.flatten(0, 1)
-        right = torch.cat([w_v.expand(len(gradient), -1, -1), gradient], dim=1)
         return cls(
             value=alpha,
             deviation=deviation,
-            inside=right @ right.mT,
+            values=attention.value_weight.flatten(0, 1),
+            gradient=(attention.scale * rows.query @ attention.key_weight).movedim(1, 2).flatten(0, 1),
             outputs=root(attention) if outputs is None else outputs,
         )
+
+    @cached_property
+    def inside(self) -> Float[Tensor, "row both both"]:
+        """:math:`N`, the products of the rows of ``values`` and ``gradient`` with one another."""
+        right = torch.cat([self.values.expand(len(self.gradient), -1, -1), self.gradient], dim=1)
+        return right @ right.mT
 
     @property
     def rank(self) -> int:
@@ -96,24 +103,27 @@ class BlockOperator:
         found = [power_traces(value, deviation, inside, gram) for value, deviation, inside in parts]
         return torch.cat([torch.stack(pair) for pair in found], dim=1)
 
-    def at(self, rows: Int[Tensor, " row"], keys: Int[Tensor, "row key"]) -> BlockOperator:
-        """The operators of some keys of each of some rows."""
-        index = keys[:, None, None]
-        value, deviation = (
-            part[rows].gather(-1, index.expand(-1, *part.shape[1:-1], -1)) for part in (self.value, self.deviation)
-        )
-        return dataclasses.replace(self, value=value, deviation=deviation, inside=self.inside[rows])
+    def largest(self, row: Int[Tensor, " pair"], key: Int[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+        """Largest eigenvalue of the products of some pairs, from decompositions."""
+        return torch.cat([torch.linalg.eigvalsh(product)[:, -1] for product in self._products(row, key)])
 
-    def largest(self) -> Float[Tensor, " pair"]:
-        """Largest eigenvalue of every pair's product, from a decomposition; each pair is a row with one key."""
+    def fourth(self, row: Int[Tensor, " pair"], key: Int[Tensor, " pair"]) -> Float[Tensor, " pair"]:
+        """Trace of the fourth power of the products of some pairs."""
+        squares = (torch.bmm(product, product) for product in self._products(row, key))
+        return torch.cat([square.square_().sum(dim=(1, 2)) for square in squares])
+
+    def _products(
+        self, row: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
+    ) -> Iterator[Float[Tensor, "pair rank rank"]]:
+        """Blocks times themselves, some at a time; the only place where blocks are built."""
         outputs = self.outputs.unflatten(1, (self.value.shape[1], -1))
-        parts = [part.split(CHUNK) for part in (self.value[..., 0, 0], self.deviation[..., 0], self.inside)]
-        found = []
-        for value, deviation, inside in zip(*parts, strict=True):
-            scaled = torch.einsum("ihv,ph->pihv", outputs, value).flatten(2)
-            left = torch.cat([scaled, torch.einsum("ihv,phv->pih", outputs, deviation)], dim=2)
-            found.append(torch.linalg.eigvalsh(left @ inside @ left.mT)[:, -1])
-        return torch.cat(found)
+        chunk = max(1, BUILT // (len(outputs) * sum(self.values.shape)))
+        for some in torch.arange(len(row), device=row.device).split(chunk):
+            i, j = row[some], key[some]
+            left = (outputs * self.value[i, :, 0, j, None][:, None]).flatten(2)
+            onto = (outputs * self.deviation[i, :, :, j][:, None]).sum(dim=3)
+            block = torch.baddbmm(left @ self.values, onto, self.gradient[i])
+            yield block @ block.mT
 
 
 def root(attention: SoftmaxAttention) -> Float[Tensor, "rank inner"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sensitivity.jacobian.lanczos import Iteration
@@ -12,6 +12,7 @@ from sensitivity.jacobian.segments import Segments
 from sensitivity.jacobian.tridiagonal import (
     Lines,
     beyond,
+    beyond_squared,
     is_alone,
     is_below,
     largest_eigenvalue,
@@ -60,6 +61,7 @@ class Search:
         before: Search | None = None,
         seed: int = 0,
     ) -> None:
+        self.operator = operator
         self.traces, self.tolerance, self.rank, self.left = traces, tolerance, operator.rank, wanted.clone()
         self.top, self.lost = torch.zeros_like(operator.value[:, 0, 0]), torch.zeros_like(wanted)
         self.precision, self.rounding = torch.finfo(dtype).eps, ROUNDING * torch.finfo(operator.value.dtype).eps
@@ -112,7 +114,7 @@ class Search:
         row, key = pairs.row[at[0]], pairs.key[at]
         traces = None if self.traces is None else self.traces[:, row, key].double()
         top, there = self._top(lines, self.ritz[at], at)
-        found, lost = self._judge(lines, traces, top, there)
+        found, lost = self._judge(lines, traces, top, there, row, key)
         self.ritz[at] = top
         self.top[row, key] = top.to(self.top.dtype)
         self.left[row, key], self.lost[row, key] = ~found, lost & ~found
@@ -149,32 +151,57 @@ class Search:
         traces: Float[Tensor, "2 pair"] | None,
         top: Float[Tensor, " pair"],
         there: Bool[Tensor, " pair"],
+        row: Int[Tensor, " pair"],
+        key: Int[Tensor, " pair"],
     ) -> tuple[Bool[Tensor, " pair"], Bool[Tensor, " pair"]]:
         """Which Ritz values are the eigenvalues that are sought, and which cannot be told of."""
         found = lost = torch.zeros_like(there)
         if traces is not None:
             found, lost = self._prove(lines, traces, top)
-            for _ in range((FIRST if len(lines.diagonal) <= SECOND else STRIDE) - 1):  # a step before may have been
-                (some,) = (lost & ~found).nonzero(as_tuple=True)
-                if not len(some):
-                    break
-                lines = lines.before
-                found[some], _ = self._prove(lines.of(some), traces[:, some], top[some])
+            (some,) = (lost & ~found).nonzero(as_tuple=True)
+            if len(some):
+                found[some] = self._prove_late(lines.of(some), traces[:, some], top[some], row[some], key[some])
             found = (found & there) | (traces[1] <= 0)
         if traces is None or len(lines.diagonal) >= PATIENCE:
             found = found | (there & _close(lines, top, 2 * MARGIN * self.tolerance))
         return found, lost
 
     def _prove(
-        self, lines: Lines, traces: Float[Tensor, "2 pair"], top: Float[Tensor, " pair"]
+        self,
+        lines: Lines,
+        traces: Float[Tensor, "2 pair"],
+        top: Float[Tensor, " pair"],
+        fourth: Float[Tensor, " pair"] | None = None,
     ) -> tuple[Bool[Tensor, " pair"], Bool[Tensor, " pair"]]:
         """Whether nothing that the steps have missed can be larger, and whether nothing can be told any more."""
         total, square = traces
         rho = residual(lines.before, top)
         tilt = torch.where(rho > 0, (TILT * self.precision * top / rho).square(), 0.0)
-        corner = beyond(lines, total, square, self.rank, self.rounding * square + tilt * top.square())
+        if fourth is None:
+            corner = beyond(lines, total, square, self.rank, self.rounding * square + tilt * top.square())
+        else:
+            allowance = self.rounding * fourth + tilt * top.square().square()
+            corner = beyond_squared(lines, square, fourth, self.rank, allowance)
         lost = tilt > TILTED
         return ~lost & is_below(lines, corner, (1 + 2 * self.tolerance) * top), lost
+
+    def _prove_late(
+        self,
+        lines: Lines,
+        traces: Float[Tensor, "2 pair"],
+        top: Float[Tensor, " pair"],
+        row: Int[Tensor, " pair"],
+        key: Int[Tensor, " pair"],
+    ) -> Bool[Tensor, " pair"]:
+        """Whether pairs that are lost can be told of by fewer steps, or by the fourth powers of their eigenvalues."""
+        once = lines.before
+        found, _ = self._prove(once, traces, top)
+        (some,) = (~found).nonzero(as_tuple=True)
+        if len(some):
+            fourth = self.operator.fourth(row[some], key[some]).to(top)
+            for part in (once.before.before, once.before):  # so few steps that their vectors are orthogonal
+                found[some] |= self._prove(part.of(some), traces[:, some], top[some], fourth)[0]
+        return found
 
 
 def _close(lines: Lines, top: Float[Tensor, " pair"], tolerance: float) -> Bool[Tensor, " pair"]:

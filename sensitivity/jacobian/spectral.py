@@ -11,6 +11,8 @@ from sensitivity.jacobian.search import Search
 
 __all__ = ["BlockOperator", "norms", "root"]
 
+MANY = 100  # pairs that are worth another iteration rather than decompositions
+
 
 def norms(operator: BlockOperator, tolerance: float) -> Float[Tensor, "row key"]:
     r"""Largest singular value of every block, to the relative ``tolerance`` or the rounding of the operator's dtype.
@@ -29,10 +31,10 @@ def norms(operator: BlockOperator, tolerance: float) -> Float[Tensor, "row key"]
     traces = operator.traces() if operator.provable else None
     search = Search(operator, size > 0, traces, tolerance, dtype).run()
     top, left = search.top, search.left
-    if traces is not None and dtype != torch.float64:
+    if traces is not None and dtype != torch.float64 and int(left.sum()) > MANY:
         again = Search(operator, left, traces, tolerance, torch.float64, search).run()
         top, left = torch.where(left, again.top, top), again.left
     row, key = left.nonzero(as_tuple=True)
     if len(row):
-        top[row, key] = operator.at(row, key[:, None]).largest()
+        top[row, key] = operator.largest(row, key)
     return top.clamp_min(0).sqrt() * size

@@ -126,6 +126,34 @@ def beyond(
     return largest_of(trace, square, rank - len(lines.diagonal), allowance)
 
 
+def beyond_squared(
+    lines: Lines,
+    square: Float[Tensor, " pair"],
+    fourth: Float[Tensor, " pair"],
+    rank: int,
+    allowance: Float[Tensor, " pair"],
+) -> Float[Tensor, " pair"]:
+    r"""A closer bound than ``beyond``, from the squares of the eigenvalues and their fourth powers.
+
+    In the same basis, the first rows of the operator's square are those of :math:`T_k^2` but for :math:`\beta_k^2` in
+    the corner and :math:`\beta_{k-1} \beta_k` beside it; the block on the other directions is at least :math:`C^2`.
+
+    Args:
+        lines: the iteration.
+        square: squared Frobenius norm of the operator.
+        fourth: trace of its fourth power.
+        rank: dimension of the space, :math:`n`.
+        allowance: relative error that both may have.
+    """
+    entries, sides = lines.diagonal.square(), lines.beside.square()
+    square = square - entries.sum(dim=0) - 2 * sides.sum(dim=0)
+    entries = entries + sides
+    entries[1:] += sides[:-1]
+    fourth = fourth - entries.square().sum(dim=0) - 2 * (sides[:-1] * sides[1:]).sum(dim=0)
+    fourth = fourth - 2 * (sides[:-1] * (lines.diagonal[:-1] + lines.diagonal[1:]).square()).sum(dim=0)
+    return largest_of(square, fourth, rank - len(lines.diagonal), allowance).sqrt_()
+
+
 def largest_of(
     total: Float[Tensor, "*axes"],
     square: Float[Tensor, "*axes"],
