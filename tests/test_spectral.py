@@ -212,8 +212,7 @@ def test_values_that_converge_at_once_are_not_lost(gain, monkeypatch):
     attention, tokens = SoftmaxAttention.random(32, 4, seed=1, gain=gain), draw(1, 60, 32, dtype=torch.float32)
     found = spectral.norms(_operator(attention, tokens), 1e-6).double()
     expected = torch.linalg.svdvals(_blocks(attention, tokens))[..., 0]
-    first, second = again
-    assert second < 0.01 * first
+    assert len(again) == 1  # no other search for more than a few
     assert ((found - expected).abs() <= 1e-4 * expected + 1e-7 * expected.amax(dim=1, keepdim=True)).all()
 
 

@@ -87,7 +87,10 @@ class BlockOperator:
 
     def unit(self) -> tuple[BlockOperator, Float[Tensor, "row key"]]:
         """The operators over their size, or the squares of vanishing weights would underflow; and the size."""
-        size = torch.linalg.vector_norm(self.deviation.flatten(1, 2), dim=1) + self.value[:, :, 0].abs().amax(dim=1)
+        deviation = self.deviation.flatten(1, 2)
+        size = torch.maximum(deviation.amax(dim=1), deviation.amin(dim=1).neg_()) + self.value[:, :, 0].abs().amax(
+            dim=1
+        )
         unit = torch.where(size > 0, size, 1.0)[:, None, None]
         return dataclasses.replace(self, value=self.value / unit, deviation=self.deviation / unit), size
 

@@ -24,7 +24,7 @@ from sensitivity.jacobian.tridiagonal import (
 FIRST, SECOND = 3, 6  # steps after which Ritz values are looked at roughly
 ROUGH = 1e-2  # how closely then
 STRIDE = 2  # steps between the looks after them
-CROWDED = 0.8  # pairs are packed anew once they fit in so many of their segments
+CROWDED = 0.65  # pairs are packed anew once they fit in so many of their segments
 FEW = 3  # pairs that are given up sooner than iterated on
 PATIENCE = 32  # steps after which the word of a random start is taken where no bound is to be had
 RARE, BEYOND = 1e-6, 0.05  # a random start hides less than one part in a million of a direction about as rarely

@@ -28,20 +28,23 @@ def power_traces(
     columns = gram.unflatten(1, (heads, -1)).movedim(1, 0)  # (head, inner, width)
     seen = columns @ deviation  # G R: (row, head, inner, key)
     inward = seen.unflatten(2, (heads, -1))  # (row, column, head, width, key)
-    q = torch.stack([(deviation * inward[:, head]).sum(dim=2) for head in range(heads)], dim=2)
+    q = deviation.new_empty(len(deviation), heads, heads, deviation.shape[3])
+    for head in range(heads):  # symmetric
+        torch.sum(deviation[:, head:] * inward[:, head, head:], dim=2, out=q[:, head:, head])
+        q[:, head, head + 1 :] = q[:, head + 1 :, head]
     w = inward.mul_(value[:, None]).flatten(2, 3)
     shared = columns @ along.unflatten(1, (heads, -1))  # G L by head of G's columns: (row, head, inner, column)
     flat = shared.permute(0, 3, 2, 1).flatten(1, 2)  # (row, column inner, head)
-    e = (flat @ value[:, :, 0]).unflatten(1, (heads, heads, -1)).mul_(value[:, None]).flatten(2, 3)
+    e = (4 * flat @ value[:, :, 0]).unflatten(1, (heads, heads, -1)).mul_(value[:, None]).flatten(2, 3)  # 4 E
     b = (along.mT[:, None] @ w).movedim(1, 2)  # (row, head, column, key)
     outward = (along.mT[:, None] @ e).movedim(1, 2)
-    mixed = (products @ w.flatten(2)).view_as(w)  # W P, as P is symmetric
+    e.flatten(2).baddbmm_(2 * products, w.flatten(2))  # 4 E + 2 W P, as P is symmetric
     image = values[:, None] @ w
     pair = torch.einsum("rhgk,rgl->rhlk", q, products)  # Q P
     square = b + pair.movedim(1, 2)  # B + P Q
     trace = 2 * torch.einsum("rhhk->rk", b) + torch.einsum("rhhk->rk", pair)
-    second = (image * mixed.mul_(2).add_(e, alpha=4)).sum(dim=(1, 2)) + (b * b.movedim(1, 2)).sum(dim=(1, 2))
-    second += 2 * (outward * q).sum(dim=(1, 2)) + 2 * (b * pair).sum(dim=(1, 2))
+    second = image.mul_(e).sum(dim=(1, 2)) + (b * b.movedim(1, 2)).sum(dim=(1, 2))
+    second += (outward * q).sum(dim=(1, 2)) / 2 + 2 * (b * pair).sum(dim=(1, 2))
     second += (square * square.movedim(1, 2)).sum(dim=(1, 2))
     own, own_square = _value_path(value[:, :, 0], values[0], gram)
     return trace + own, second + own_square
