@@ -145,6 +145,21 @@ def test_layers_that_put_out_less_than_their_heads_hold(shape, dtype, error, pat
     assert sum(decomposed) <= search.FEW
 
 
+@pytest.mark.parametrize("dim", [6, 48])
+@pytest.mark.parametrize("least", [1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("path", [None, "value"])
+def test_outputs_that_hardly_see_a_direction(dim, least, path):
+    plain = SoftmaxAttention.random(dim, 2, seed=1, dtype=torch.float64)
+    left, sizes, right = torch.linalg.svd(draw(dim, dim, seed=1))
+    weight = (left * torch.where(torch.arange(dim) < dim - 1, sizes, least * sizes[0])) @ right
+    attention = dataclasses.replace(plain, output_weight=weight.unflatten(1, (2, -1)).movedim(1, 0))
+    attention, tokens = attention.to(dtype=torch.float32), draw(1, 40, dim).float()
+    parts = closed_form.blocks(attention.to(dtype=torch.float64), tokens.double())
+    blocks = parts["value"] + parts["key"] if path is None else parts[path]
+    found = spectral.norms(_operator(attention, tokens).only(path=path), 1e-6).double()
+    assert_within(found, torch.linalg.matrix_norm(blocks[0], ord=2), 1e-5)
+
+
 @pytest.mark.parametrize("rank", [0, 1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_outputs_without_full_rank(rank, dtype):

@@ -12,6 +12,7 @@ from sensitivity.jacobian.operator import BlockOperator
 from sensitivity.jacobian.segments import Places, Segments, taken
 
 CACHED = 2**19  # numbers in the vectors that are worked on at a time, for the caches to hold
+SMALL, FLAT = 32, 0.4  # spaces that are exhausted soon; and the power of a rounding that directions may differ by
 NOISE = 100  # a residual below so many roundings of what it is the rest of is one itself: the space is exhausted
 
 
@@ -21,9 +22,9 @@ class Iteration:
     :math:`D` multiplies every head by ``value`` and the columns of :math:`R` are the heads of ``deviation``, each among
     zeros. With :math:`M = K G` the vectors are :math:`v_{k+1} = v_{k-1} + c_k (M v_k - \alpha_k v_k)`. At the length
     :math:`|c_k| \ell_k \beta_k`, with :math:`c_k = -1 / (c_{k-1} \beta_{k-1}^2)`, the one before last needs no factor,
-    and none is brought to length one: each would be a pass over all of them. Where :math:`W` has fewer rows than
-    columns, :math:`G` does not see all of a vector, and what it does not see would grow from step to step: the vectors
-    are then those of :math:`W K W^T`, which costs one more product a step.
+    and none is brought to length one: each would be a pass over all of them. What :math:`G` hardly sees of a vector
+    grows from step to step, most where the space is nearly exhausted: unless it sees all of a large space, the vectors
+    are those of :math:`W K W^T`, which costs one more product a step.
 
     Args:
         operator: the products.
@@ -33,7 +34,7 @@ class Iteration:
 
     def __init__(self, operator: BlockOperator, segments: Segments, start: Float[Tensor, "rank 1"]) -> None:
         outputs = operator.outputs.to(start)
-        self.outputs = outputs if operator.rank < outputs.shape[1] else None
+        self.outputs = None if _sees_all(outputs) else outputs
         self.onto = outputs.mT @ outputs if self.outputs is None else outputs.mT
         self.heads, self.inside, self.row = operator.value.shape[1], operator.inside.to(start), segments.row
         self.value, self.deviation = (
@@ -104,6 +105,13 @@ class Iteration:
             kept = taken([getattr(self, name) for name in names], at)
             for name, part in zip(names, kept, strict=True):
                 setattr(self, name, part)
+
+
+def _sees_all(outputs: Float[Tensor, "rank inner"]) -> bool:
+    """Whether the inner product is sound in all directions; the rows of ``outputs`` are orthogonal."""
+    sizes = torch.linalg.vector_norm(outputs, dim=1)
+    large = len(outputs) == outputs.shape[1] > SMALL
+    return large and bool(sizes.amin() > torch.finfo(sizes.dtype).eps ** FLAT * sizes.amax())
 
 
 def _measure(side: Tensor, inverse: Tensor, factor: Tensor, size: Tensor) -> None:
