@@ -64,6 +64,19 @@ def test_traces_are_those_of_the_blocks(heads, out):
     torch.testing.assert_close(square, product.square().sum(dim=(-2, -1)), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+def test_fourth_powers_are_those_of_the_blocks(heads, monkeypatch):
+    attention, tokens = SoftmaxAttention.random(24, heads, seed=1, dtype=torch.float64), draw(1, 6, 24)
+    values = torch.linalg.svdvals(_blocks(attention, tokens))
+    row, key = torch.tensor([0, 2, 2, 5]), torch.tensor([3, 1, 2, 0])
+    expected = values[row, key].pow(8).sum(dim=1)
+    operator = _operator(attention, tokens)
+    torch.testing.assert_close(operator.fourth(row, key), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(operator.largest(row, key), values[row, key, 0].square(), rtol=1e-12, atol=0)
+    monkeypatch.setattr("sensitivity.jacobian.operator.BUILT", 1)
+    torch.testing.assert_close(operator.fourth(row, key), expected, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("gain", "error"), [(1.0, 1e-5), (3.0, 1e-4)])
 def test_every_block_of_a_map_in_single_precision(seed, gain, error):

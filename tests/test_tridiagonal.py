@@ -10,6 +10,7 @@ from tolerances import assert_close
 from sensitivity.jacobian.tridiagonal import (
     Lines,
     beyond,
+    beyond_squared,
     is_alone,
     is_below,
     largest_eigenvalue,
@@ -86,6 +87,23 @@ def test_beyond_bounds_the_part_outside_the_iteration():
         outside = torch.linalg.eigvalsh(basis.T @ matrix @ basis)[-1]
         bound = beyond(_first(lines, step), trace, square, 20, nothing)
         assert outside * (1 - 1e-9) <= bound <= outside * 2.5
+        krylov.append(matrix @ krylov[-1] / 100)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fourth_powers_bound_it_closer(seed):
+    """Of eigenvalues that fall off, fourth powers leave less room than squares do."""
+    matrix, start = _positive(20, seed), draw(20, seed=1)
+    lines, nothing = _lanczos(matrix, start, 18), torch.zeros(1, dtype=torch.float64)
+    trace, square = matrix.trace()[None], matrix.square().sum()[None]
+    fourth = (matrix @ matrix).square().sum()[None]
+    krylov = [start]
+    for step in range(1, 12):
+        basis = torch.linalg.qr(torch.stack(krylov, 1), mode="complete")[0][:, step:]
+        outside = torch.linalg.eigvalsh(basis.T @ matrix @ basis)[-1]
+        bound = beyond_squared(_first(lines, step), square, fourth, 20, nothing)
+        assert outside * (1 - 1e-9) <= bound <= outside * 1.8
+        assert bound < beyond(_first(lines, step), trace, square, 20, nothing)
         krylov.append(matrix @ krylov[-1] / 100)
 
 

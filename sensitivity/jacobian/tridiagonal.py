@@ -143,7 +143,7 @@ def beyond_squared(
         square: squared Frobenius norm of the operator.
         fourth: trace of its fourth power.
         rank: dimension of the space, :math:`n`.
-        allowance: relative error that both may have.
+        allowance: error that the fourth powers may have.
     """
     entries, sides = lines.diagonal.square(), lines.beside.square()
     square = square - entries.sum(dim=0) - 2 * sides.sum(dim=0)
