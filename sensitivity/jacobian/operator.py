@@ -125,7 +125,7 @@ class BlockOperator:
             i, j = row[some], key[some]
             left = (outputs * self.value[i, :, 0, j, None][:, None]).flatten(2)
             onto = (outputs * self.deviation[i, :, :, j][:, None]).sum(dim=3)
-            block = torch.baddbmm(left @ self.values, onto, self.gradient[i])
+            block = torch.bmm(left, self.values.expand(len(some), -1, -1)).baddbmm_(onto, self.gradient[i])
             yield block @ block.mT
 
 
