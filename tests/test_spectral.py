@@ -90,8 +90,10 @@ def test_every_block_of_a_map_in_single_precision(seed, gain, error):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("gap", [0.3, 0.01, 1e-3])
-def test_a_start_that_misses_the_largest_value(dtype, gap):
+@pytest.mark.parametrize("many", [0, 100], ids=["iterated again", "decomposed"])
+def test_a_start_that_misses_the_largest_value(dtype, gap, many, monkeypatch):
     """The next value converges to the last digit, and yet is not taken for the largest."""
+    monkeypatch.setattr(spectral, "MANY", many)
     values = torch.cat([torch.ones(1), (1 - gap) * 0.85 ** torch.arange(39)]).double()
     operator = _to(_diagonal(values, _start(40)), dtype)
     assert spectral.norms(operator, 1e-6).double().sub(1).abs().max() < 1e-5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from oracles import draw
@@ -76,18 +78,23 @@ def test_the_bound_of_the_rest_holds_and_is_tight():
     assert float(largest_of(extreme.sum(0), extreme.square().sum(0), 12)) == pytest.approx(3.0)
 
 
+def _outside(matrix: torch.Tensor, start: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Largest eigenvalue of the compression to what is orthogonal to the Lanczos vectors, step by step."""
+    krylov = [start]
+    for step in range(1, 12):
+        basis = torch.linalg.qr(torch.stack(krylov, 1), mode="complete")[0][:, step:]
+        yield step, torch.linalg.eigvalsh(basis.T @ matrix @ basis)[-1]
+        krylov.append(matrix @ krylov[-1] / 100)
+
+
 def test_beyond_bounds_the_part_outside_the_iteration():
     """The operator's compression to what is orthogonal to the Lanczos vectors has no eigenvalue above the bound."""
     matrix, start = _positive(20), draw(20, seed=1)
     lines, nothing = _lanczos(matrix, start, 19), torch.zeros(1, dtype=torch.float64)
     trace, square = matrix.trace()[None], matrix.square().sum()[None]
-    krylov = [start]
-    for step in range(1, 12):
-        basis = torch.linalg.qr(torch.stack(krylov, 1), mode="complete")[0][:, step:]
-        outside = torch.linalg.eigvalsh(basis.T @ matrix @ basis)[-1]
+    for step, outside in _outside(matrix, start):
         bound = beyond(_first(lines, step), trace, square, 20, nothing)
         assert outside * (1 - 1e-9) <= bound <= outside * 2.5
-        krylov.append(matrix @ krylov[-1] / 100)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -97,14 +104,10 @@ def test_fourth_powers_bound_it_closer(seed):
     lines, nothing = _lanczos(matrix, start, 18), torch.zeros(1, dtype=torch.float64)
     trace, square = matrix.trace()[None], matrix.square().sum()[None]
     fourth = (matrix @ matrix).square().sum()[None]
-    krylov = [start]
-    for step in range(1, 12):
-        basis = torch.linalg.qr(torch.stack(krylov, 1), mode="complete")[0][:, step:]
-        outside = torch.linalg.eigvalsh(basis.T @ matrix @ basis)[-1]
+    for step, outside in _outside(matrix, start):
         bound = beyond_squared(_first(lines, step), square, fourth, 20, nothing)
         assert outside * (1 - 1e-9) <= bound <= outside * 1.8
         assert step > 6 or bound < beyond(_first(lines, step), trace, square, 20, nothing)
-        krylov.append(matrix @ krylov[-1] / 100)
 
 
 def test_a_value_is_proved_only_when_it_is_there():

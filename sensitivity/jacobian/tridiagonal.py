@@ -33,10 +33,6 @@ class Lines:
         """The lines of some pairs."""
         return Lines(self.diagonal[:, pairs], self.beside[:, pairs])
 
-    def double(self) -> Lines:
-        """The same in double precision, in which a convergent series of steps costs next to nothing more."""
-        return Lines(self.diagonal.double(), self.beside.double())
-
 
 def largest_eigenvalue(lines: Lines, tolerance: float) -> tuple[Float[Tensor, " pair"], Bool[Tensor, " pair"]]:
     r"""Largest Ritz value :math:`\theta` of each iteration, from above, and whether it is there to the ``tolerance``.
