@@ -1,4 +1,4 @@
-"""Attention blocks as structured operators, of which no block is ever built."""
+"""Attention blocks as structured operators, of which a block is built only where all else has failed to tell of it."""
 
 from __future__ import annotations
 
