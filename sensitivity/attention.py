@@ -389,5 +389,5 @@ class SoftmaxAttention:
 def _project(
     tokens: Float[Tensor, "sample time dim"], weight: Float[Tensor, "head width dim"], bias: Tensor | None
 ) -> Float[Tensor, "sample head time width"]:
-    projected = torch.einsum("std,hwd->shtw", tokens, weight)
+    projected = (tokens @ weight.flatten(0, 1).mT).unflatten(2, weight.shape[:2]).transpose(1, 2)
     return projected if bias is None else projected + bias[:, None, :]

@@ -11,7 +11,7 @@ from oracles import dense_jacobian, draw
 from tolerances import assert_close
 
 from sensitivity import SoftmaxAttention
-from sensitivity.jacobian import closed_form
+from sensitivity.jacobian import closed_form, diagonal_ways
 from sensitivity.jacobian.diagonal import DiagonalBlocks, norms_of_blocks
 from sensitivity.jacobian.diagonal_forms import DiagonalForms
 from sensitivity.jacobian.frames import Frame
@@ -33,6 +33,13 @@ SHAPES = {
     "one wide head, other width out": shaped(12, 1, 12, 12, out=20),
 }
 each_shape = pytest.mark.parametrize("attention", SHAPES.values(), ids=SHAPES)
+
+
+@pytest.fixture(autouse=True)
+def no_row_is_spared(monkeypatch):
+    """Sends the few rows of these layers where those of long sequences go."""
+    monkeypatch.setattr(diagonal_ways, "SPARED", 0)
+    monkeypatch.setattr(diagonal_ways, "FRAMED", 0)
 
 
 @each_case
@@ -115,6 +122,19 @@ def test_blocks_that_cancel_are_built(heads, generator):
     single = closed_form.norm_maps(attention.to(dtype=torch.float32), tokens.float())
     assert_close(single.total[:, 0, 0].double(), expected[:, 0, 0], "half")  # rounding of the identity itself
     assert_close(single.total.double(), expected, "float32")
+
+
+def test_few_rows_are_cheaper_as_blocks(monkeypatch):
+    attention, tokens = SHAPES["narrow heads"], draw(2, 9, 12)
+    by_forms = closed_form.norm_maps(attention, tokens, paths=True)
+    monkeypatch.setattr(diagonal_ways, "FRAMED", 36)  # 18 rows, twice for the query path alone
+    assert [diagonal_ways.blocks_pay(attention, 9, rows) for rows in (36, 37)] == [True, False]
+    assert not diagonal_ways.blocks_pay(SHAPES["one wide head"], 9, 18)  # its kernel is cheaper still
+    monkeypatch.setattr(DiagonalForms, "squares", None)
+    by_blocks = closed_form.norm_maps(attention, tokens, paths=True)
+    assert_close(by_blocks.total, by_forms.total, "maps")
+    assert_close(by_blocks.diagonal, by_forms.diagonal, "maps")
+    assert_close(by_blocks.paths["query"], by_forms.paths["query"], "maps")
 
 
 def test_doubt_is_rare():

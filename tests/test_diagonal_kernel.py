@@ -27,6 +27,13 @@ SHAPES = {
 each_shape = pytest.mark.parametrize("attention", SHAPES.values(), ids=SHAPES)
 
 
+@pytest.fixture(autouse=True)
+def no_row_is_spared(monkeypatch):
+    """Sends the few rows of these layers where those of long sequences go."""
+    monkeypatch.setattr(diagonal_ways, "SPARED", 0)
+    monkeypatch.setattr(diagonal_ways, "FRAMED", 0)
+
+
 @pytest.fixture
 def ways_taken(monkeypatch):
     """The ways by which diagonal blocks are found, in the order in which they are."""

@@ -169,17 +169,21 @@ def tiles(
     height = max(1, min(len(wanted), size // per_row))
     batch = max(1, min(samples, size // (per_row * height)))
     kind: SpectralTiles | FrobeniusTiles
-    if spectral:
-        kind = SpectralTiles(attention, paths, heads, tolerance)
-    else:
-        kind = FrobeniusTiles(attention, length, paths, heads)
+    with torch.inference_mode():  # many small steps, which autograd's bookkeeping would slow down by a tenth
+        if spectral:
+            kind = SpectralTiles(attention, paths, heads, tolerance)
+        else:
+            kind = FrobeniusTiles(attention, length, samples * len(wanted), paths, heads)
     for start in range(0, samples, batch):
         here = slice(start, min(start + batch, samples))
-        maps_of = kind.of(tokens, here)
+        with torch.inference_mode():
+            maps_of = kind.of(tokens, here)
         for low in range(0, len(wanted), height):
             some = wanted[low : low + height]
-            maps = maps_of(some)
-            yield Tile(here, some, _scaled(maps, 1 / math.sqrt(attention.dim)) if norm == "rms" else maps)
+            with torch.inference_mode():
+                maps = maps_of(some)
+                maps = _scaled(maps, 1 / math.sqrt(attention.dim)) if norm == "rms" else maps
+            yield Tile(here, some, maps)
 
 
 def tile_size(attention: SoftmaxAttention, length: int) -> int:

@@ -9,13 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
-from sensitivity.jacobian.norms import Norm, largest_singular_values
+from sensitivity.jacobian.norms import Norm, block_norms, largest_singular_values
 from sensitivity.jacobian.query_rows import Rows
 
 
 @dataclass(frozen=True)
 class DiagonalBlocks:
-    r"""Diagonal blocks without the residual, before :math:`W_O`, rows on the last axis.
+    r"""Diagonal blocks without the residual, before :math:`W_O`.
 
     Attributes:
         inner: the value, key and query paths together.
@@ -23,8 +23,8 @@ class DiagonalBlocks:
         outputs: :math:`W_O`, which takes ``inner`` to the blocks.
     """
 
-    inner: Float[Tensor, "sample head inner dim row"]
-    query: Float[Tensor, "sample head inner dim row"]
+    inner: Float[Tensor, "sample head row inner dim"]
+    query: Float[Tensor, "sample head row inner dim"]
     outputs: Float[Tensor, "head out inner"]
 
     @classmethod
@@ -32,22 +32,22 @@ class DiagonalBlocks:
         """The blocks of some rows; ``keep_query=False`` saves a copy where the query path alone is not wanted."""
         alpha, deviation = rows.on_diagonal()
         gradient = attention.scale * rows.query @ attention.key_weight
-        query_weight = attention.scale * attention.query_weight
-        query = query_weight.mT[:, None] @ rows.covariance()
+        covariance = rows.covariance().movedim(-1, 2)
+        query = covariance.flatten(2, 3) @ (attention.scale * attention.query_weight)
+        query = query.unflatten(2, covariance.shape[2:4])
         inner = query.clone() if keep_query else query
-        inner.addcmul_(attention.value_weight[..., None], alpha.mT[:, :, None])
-        inner.addcmul_(deviation.mT[:, :, :, None], gradient.mT[:, :, None])
+        inner.addcmul_(attention.value_weight[:, None], alpha[..., None])
+        inner.addcmul_(deviation[..., None], gradient[:, :, :, None])
         return cls(inner, query, attention.output_weight)
 
-    def total(self, query: bool = False) -> Float[Tensor, "sample out dim row"]:
+    def total(self, query: bool = False) -> Float[Tensor, "sample row out dim"]:
         """The blocks of all heads together, or their query path."""
-        inner = self.query if query else self.inner
-        outputs = self.outputs.movedim(0, 1).flatten(1)
-        return (outputs @ inner.flatten(3).flatten(1, 2)).unflatten(2, inner.shape[3:])
+        inner = (self.query if query else self.inner).transpose(1, 2).flatten(2, 3)
+        return self.outputs.movedim(0, 1).flatten(1) @ inner
 
-    def heads(self) -> Float[Tensor, "sample head out dim row"]:
+    def heads(self) -> Float[Tensor, "sample head row out dim"]:
         """The blocks of every head."""
-        return (self.outputs @ self.inner.flatten(3)).unflatten(3, self.inner.shape[3:])
+        return self.outputs[:, None] @ self.inner
 
 
 class DiagonalNorms(NamedTuple):
@@ -78,24 +78,14 @@ def norms_of_blocks(
     return DiagonalNorms(total, removed, of_query, of_heads)
 
 
-def _norms(blocks: Float[Tensor, "*axes out dim row"], norm: Norm) -> Float[Tensor, "*axes row"]:
-    """Norms of blocks whose rows stand last."""
-    if norm == "frobenius":
-        return blocks.square().sum(dim=(-3, -2)).sqrt_()
-    return largest_singular_values(blocks.movedim(-1, -3))
+def _norms(blocks: Float[Tensor, "*axes out dim"], norm: Norm) -> Float[Tensor, "*axes"]:
+    return block_norms(blocks, norm) if norm == "frobenius" else largest_singular_values(blocks)
 
 
 def norms_with_residual(
-    blocks: Float[Tensor, "sample dim dim row"], residual: float, norm: Norm
+    blocks: Float[Tensor, "sample row dim dim"], residual: float, norm: Norm
 ) -> tuple[Float[Tensor, "sample row"], Float[Tensor, "sample row"]]:
     """Norms of blocks and of blocks plus ``residual`` times the identity; the blocks are used up."""
-    entries = blocks.diagonal(dim1=1, dim2=2)
-    if norm == "frobenius":
-        own = entries.clone()
-        entries.zero_()
-        others = blocks.square_().sum(dim=(1, 2))
-        shifted = (own + residual).square_()
-        return (others + own.square_().sum(dim=-1)).sqrt_(), (others + shifted.sum(dim=-1)).sqrt_()
     alone = _norms(blocks, norm)
-    entries.add_(residual)
+    blocks.diagonal(dim1=-2, dim2=-1).add_(residual)
     return alone, _norms(blocks, norm)

@@ -18,7 +18,16 @@ from sensitivity.jacobian.geometry import Geometry
 from sensitivity.jacobian.query_rows import Rows, RowSource
 
 FEW = 2**22  # numbers in the deviations of rows whose covariances are summed one by one
+SPARED = 2**27  # products and sums that take about as long as the many small steps of a frame and its forms
+FRAMED = 32  # rows whose blocks take about as long as the decompositions of a frame
 FRUITLESS = 0.25  # of a tile's rows that the kernel may lose before it is no longer asked
+
+
+def blocks_pay(attention: SoftmaxAttention, length: int, rows: int) -> bool:
+    """Whether there are so few rows that their blocks are cheaper than what forms need of a layer beforehand."""
+    width = attention.heads * attention.value_weight.shape[1]
+    of_row = attention.dim * (width * attention.width + attention.out_dim * width)
+    return rows <= FRAMED + SPARED // of_row and not diagonal_kernel.pays(attention, length)
 
 
 class Ways:

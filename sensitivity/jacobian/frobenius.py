@@ -27,10 +27,11 @@ class Columns:
 
     def __init__(self, geometry: Geometry, value: Float[Tensor, "sample head key value_width"]) -> None:
         self.geometry, self.value = geometry, value
-        self.largest = geometry.value_squares(value).amax(dim=-2, keepdim=True)
         heads, width = value.shape[1], value.shape[3]
         per_key = value.shape[0] * heads * (width + 2 + (heads - 1) * (width + 1))
         self._all = geometry.columns(value) if per_key * value.shape[2] <= KEPT else None
+        squares = geometry.value_squares(value) if self._all is None else self._all.squares
+        self.largest = squares.amax(dim=3, keepdim=True)
 
     def parts(self, rows: int) -> Iterator[tuple[slice, Features]]:
         """Some keys at a time, so that their brackets with ``rows`` rows stay in cache."""
@@ -67,7 +68,7 @@ class Brackets:
         for keys, columns in self.columns.parts(squares.shape[1]):
             own, cross = _product(features.own, columns.own), _product(features.cross, columns.cross)
             _weighted_sum(own, cross, rows.weights[..., keys].unbind(dim=1), squares[..., keys])
-        cancelled = self._cancelled(squares)
+        cancelled = self._cancelled(squares, features)
         if cancelled is not None:
             self._put_explicit(squares, cancelled, value_path)
         return root(squares)
@@ -77,10 +78,10 @@ class Brackets:
         rows, weights = self.rows, self.rows.weights
         squares, cancelled = torch.empty_like(weights), torch.ones_like(weights, dtype=torch.bool)
         if not rows.dropped:
-            own = self.geometry.rows(rows.query, rows.mean).own
-            lost = _lost(weights.dtype) * self._sizes().square()
+            features = self.geometry.rows(rows.query, rows.mean)
+            lost = _lost(weights.dtype) * self._sizes(features).square()
             for keys, columns in self.columns.parts(weights.shape[2]):
-                brackets = _product(own, columns.own).movedim(0, 1)
+                brackets = _product(features.own, columns.own).movedim(0, 1)
                 torch.lt(brackets, lost, out=cancelled[..., keys])
                 torch.mul(brackets, weights[..., keys].square(), out=squares[..., keys])
         for head, where in enumerate(cancelled.unbind(dim=1)):
@@ -97,9 +98,9 @@ class Brackets:
             squares.addcmul_(mixed[:, head], mixed[:, head])
         return squares.sqrt_()
 
-    def _cancelled(self, squares: Tensor) -> Bool[Tensor, "sample row key"] | None:
+    def _cancelled(self, squares: Tensor, features: Features) -> Bool[Tensor, "sample row key"] | None:
         """Which blocks are so small beside the terms of their brackets that rounding has eaten their digits."""
-        weights, sizes, lost = self.rows.weights, self._sizes(), _lost(squares.dtype)
+        weights, sizes, lost = self.rows.weights, self._sizes(features), _lost(squares.dtype)
         # the largest of the heads' sizes bounds the sum below, at a fraction of its passes over the weights
         bound = functools.reduce(torch.add, weights.unbind(dim=1)) * (lost**0.5 * sizes.amax(dim=1))
         if not bound.numel() or not bool(bound.square_().sub_(squares).amax() > 0):
@@ -110,8 +111,10 @@ class Brackets:
             scale.addcmul_(term, term)
         return squares < scale.mul_(lost)
 
-    def _sizes(self) -> Float[Tensor, "sample head row 1"]:
-        return self.geometry.sizes(self.rows.query, self.rows.mean, self.columns.largest)
+    def _sizes(self, features: Features) -> Float[Tensor, "sample head row 1"]:
+        """What a unit of each head's weight adds to a block's norm before anything cancels."""
+        omega = features.own[..., -1:]
+        return (omega * (features.squares + self.columns.largest)).sqrt_().movedim(0, 1)
 
     def _put_explicit(
         self, squares: Tensor, where: Tensor, value_path: bool = True, heads: slice = slice(None)

@@ -19,15 +19,18 @@ from sensitivity.attention import SoftmaxAttention
 
 
 class Features(NamedTuple):
-    """Features of some rows or keys; the product of a row's with a key's is a bracket.
+    r"""Features of some rows or keys; the product of a row's with a key's is a bracket.
 
     Attributes:
         own: of every head with itself, ``(head, sample, row, feature)`` or ``(head, sample, feature, key)``.
         cross: of every two heads ``h < g``, in the order of ``Geometry.first`` and ``second``.
+        squares: :math:`\|W_O^h v^h\|^2` of the key's value or of the row's mean, ``(head, sample, row, 1)`` or
+            ``(head, sample, 1, key)``.
     """
 
     own: Float[Tensor, "head sample *features"]
     cross: Float[Tensor, "pair sample *features"]
+    squares: Float[Tensor, "head sample *single"]
 
 
 @dataclass(frozen=True)
@@ -73,19 +76,33 @@ class Geometry:
         )
 
     @cached_property
-    def _on_query(self) -> Float[Tensor, "head forms width"]:
-        r"""What takes :math:`q^g` to :math:`t^{hg}` for every ``h``, and then to :math:`c^2 W_K^h W_K^{gT} q^g`."""
-        return torch.cat([self.turned.mT.movedim(1, 0).flatten(1, 2), self.keys.movedim(1, 0).flatten(1, 2)], dim=1)
+    def _on_query(self) -> Float[Tensor, "head width forms"]:
+        r"""What takes :math:`q^g` to :math:`2 t^{hg}` for every ``h``, and then to :math:`c^2 W_K^h W_K^{gT} q^g`."""
+        turned, keys = 2 * self.turned.movedim(0, 2), self.keys.mT.movedim(0, 2)
+        return torch.cat([turned.flatten(2), keys.flatten(2)], dim=2)
+
+    @cached_property
+    def _on_value(self) -> Float[Tensor, "head value_width forms"]:
+        r"""What takes :math:`v^h` to :math:`G^{gh} v^h` for every ``g``."""
+        return self.outputs.movedim(1, 2).flatten(2)
+
+    def _put_out(
+        self, value: Float[Tensor, "head sample time value_width"]
+    ) -> Float[Tensor, "head sample time other value_width"]:
+        r""":math:`G^{gh} v^h` for every head ``h`` and every other ``g``."""
+        return (value @ self._on_value[:, None]).unflatten(3, (len(value), -1))
 
     def columns(self, value: Float[Tensor, "sample head key value_width"]) -> Features:
         r"""Column features :math:`[v^h_j, 1, v^h_j G^{hh} v^h_j]` and :math:`[v^g_j, v^h_j, 1, v^h_j G^{hg} v^g_j]`."""
-        value = value.movedim(1, 0)
-        first, second, ones = value[self.first], value[self.second], torch.ones_like(value[..., :1])
-        own = self.value_squares(value.movedim(0, 1)).movedim(1, 0)
-        cross = _form(first, self.outputs[self.first, self.second][:, None], second)
+        forms = (self._put_out(value.movedim(1, 0)) * value.transpose(1, 2)).sum(dim=4).transpose(1, 2)
+        value = value.movedim(1, 0).mT
+        first, second, ones = value[self.first], value[self.second], torch.ones_like(value[:, :, :1])
+        squares = forms.diagonal(dim1=0, dim2=3).movedim(-1, 0).mT[:, :, None]
+        cross = forms[self.first, :, :, self.second].mT[:, :, None]
         return Features(
-            torch.cat([value, ones, own], dim=-1).mT.contiguous(),
-            torch.cat([second, first, ones[self.first], cross], dim=-1).mT.contiguous(),
+            torch.cat([value, ones, squares], dim=2),
+            torch.cat([second, first, ones[self.first], cross], dim=2),
+            squares,
         )
 
     def rows(
@@ -100,29 +117,30 @@ class Geometry:
 
             \langle M_h + (u^h_j - \bar u^h_i) w_h^T, M_g + (u^g_j - \bar u^g_i) w_g^T \rangle
 
-        times two for ``h < g``, so that a sum over ``h <= g`` is the whole.
+        and that of ``g`` and ``h`` added to it for ``h < g``, so that a sum over ``h <= g`` is the whole.
 
         Args:
             query: :math:`q_i`.
             mean: :math:`\bar v_i`, the weighted mean of the values.
             value_path: False leaves :math:`M` out: the bracket of the key path alone.
         """
-        query, mean = query.movedim(1, 0).mT, mean.movedim(1, 0).mT
-        heads, width = len(query), mean.shape[2]
-        # of heads g and h: (g, sample, h, feature, row)
-        turned, keyed = (self._on_query[:, None] @ query).split((heads * width, heads * query.shape[2]), dim=2)
-        turned = turned.unflatten(2, (heads, width)) * value_path
-        omega = (keyed.unflatten(2, (heads, -1)) * query.movedim(0, 1)).sum(dim=3, keepdim=True)
-        output = (self.outputs.mT.flatten(1, 2)[:, None] @ mean).unflatten(2, (heads, width)).transpose(0, 2)
-        on_second = torch.addcmul(turned, omega, output, value=-1)
-        constant = (turned * mean[:, :, None]).sum(dim=3, keepdim=True).transpose(0, 2)
-        constant = constant + (on_second * mean[:, :, None]).sum(dim=3, keepdim=True)
-        constant = (self.values * value_path)[:, None, :, None, None] - constant
-        every = 2 * torch.cat([on_second, constant, omega], dim=3)
-        pairs = [every[self.second, :, self.first][:, :, :width], every[self.first, :, self.second]]
-        own = every.diagonal(dim1=0, dim2=2).movedim(-1, 0)
-        own = torch.cat([own[:, :, :width], own[:, :, width:] / 2], dim=2)
-        return Features(own.mT, torch.cat(pairs, dim=2).mT)
+        heads, width, every_query = query.shape[1], mean.shape[3], query.transpose(1, 2)
+        query, mean = query.movedim(1, 0), mean.movedim(1, 0)
+        # of heads g and h: (g, sample, row, h, feature)
+        turned, keyed = (query @ self._on_query[:, None]).tensor_split((heads * width,), dim=3)
+        turned = turned.unflatten(3, (heads, width))
+        omega = (keyed.unflatten(3, (heads, -1)) * every_query).sum(dim=4, keepdim=True)
+        output = self._put_out(mean)
+        values = self.values[:, None, None, :, None]
+        if not value_path:
+            turned, values = torch.zeros_like(turned), torch.zeros_like(values)
+        on_value = torch.addcmul(turned, omega, output.transpose(0, 3), value=-2)
+        constant = values - ((turned + on_value) * (mean / 2)[:, :, :, None]).sum(dim=4, keepdim=True)
+        every = torch.cat([on_value, constant, omega], dim=4)
+        below, above = every[self.second, :, :, self.first], every[self.first, :, :, self.second]
+        cross = [below[..., :width], above[..., :width], below[..., width:] + above[..., width:]]
+        squares = (output.diagonal(dim1=0, dim2=3).movedim(-1, 0) * mean).sum(dim=3, keepdim=True)
+        return Features(every.diagonal(dim1=0, dim2=3).movedim(-1, 0), torch.cat(cross, dim=3), squares)
 
     def explicit(
         self,
@@ -161,27 +179,9 @@ class Geometry:
         none, own = self.first[:0], (heads, heads)
         return Geometry(none, none, self.outputs[own], self.values[own], self.turned[own], self.keys[own])
 
-    def sizes(
-        self,
-        query: Float[Tensor, "sample head row width"],
-        mean: Float[Tensor, "sample head row value_width"],
-        largest: Float[Tensor, "sample head 1 1"],
-    ) -> Float[Tensor, "sample head row 1"]:
-        r"""What a unit of each head's weight adds to a block's norm before anything cancels.
-
-        Args:
-            query: :math:`q_i`.
-            mean: :math:`\bar v_i`.
-            largest: the largest :math:`\|W_O^h v^h_j\|^2` of all keys, from ``value_squares``.
-        """
-        omega = _form(query, self.keys.diagonal().movedim(-1, 0), query)
-        return (omega * (self.value_squares(mean) + largest)).sqrt_()
-
-    def value_squares(
-        self, value: Float[Tensor, "sample head time value_width"]
-    ) -> Float[Tensor, "sample head time 1"]:
+    def value_squares(self, value: Float[Tensor, "sample head key value_width"]) -> Float[Tensor, "head sample 1 key"]:
         r""":math:`\|W_O^h v^h\|^2` of each head's values."""
-        return _form(value, self.outputs.diagonal().movedim(-1, 0), value)
+        return _form(value, self.outputs.diagonal().movedim(-1, 0), value).movedim(1, 0).mT
 
 
 def _form(left: Tensor, matrix: Tensor, right: Tensor) -> Float[Tensor, "*axes 1"]:

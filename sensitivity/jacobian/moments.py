@@ -34,12 +34,16 @@ class Products:
     Args:
         left: :math:`x_l`.
         right: :math:`y_l`; None where it is :math:`x_l` again.
+        by_row: whether the moments of a row lie next to one another in memory, or one moment of all rows.
     """
 
     def __init__(
-        self, left: Float[Tensor, "sample head key left"], right: Float[Tensor, "sample head key right"] | None = None
+        self,
+        left: Float[Tensor, "sample head key left"],
+        right: Float[Tensor, "sample head key right"] | None = None,
+        by_row: bool = False,
     ) -> None:
-        self.left, self.right = left.mT, None if right is None else right.mT
+        self.left, self.right, self.by_row = left.mT, None if right is None else right.mT, by_row
         self._table: Tensor | None = None
 
     def moments(self, weights: Float[Tensor, "sample head row key"]) -> Moments:
@@ -60,7 +64,7 @@ class Products:
         if per_key * length <= KEPT:
             if self._table is None:
                 self._table = self._build(slice(None), count)
-            return self._table @ weights.mT
+            return (weights @ self._table.mT).mT if self.by_row else self._table @ weights.mT
         summed = weights.new_zeros(samples * heads, count, weights.shape[2])
         step = max(1, PART // per_key)
         for low in range(0, length, step):

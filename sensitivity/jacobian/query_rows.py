@@ -115,7 +115,7 @@ class RowSource:
             return
         if frame is not None:
             self.key = self.key @ frame.keys.mT
-        self.products = Products(self.value, self.key)
+        self.products = Products(self.value, self.key, by_row=frame is None)
 
     def rows(self, index: Int[Tensor, " row"]) -> Rows:
         """The rows at the query times ``index``."""

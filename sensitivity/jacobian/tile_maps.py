@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
-from sensitivity.jacobian import spectral
+from sensitivity.jacobian import diagonal_ways, spectral
 from sensitivity.jacobian.diagonal import DiagonalBlocks, DiagonalNorms, norms_of_blocks
 from sensitivity.jacobian.diagonal_ways import Ways
 from sensitivity.jacobian.frobenius import Brackets, Columns
@@ -67,13 +67,15 @@ class FrobeniusTiles:
     Args:
         attention: the layer.
         length: of its sequences.
+        rows: how many rows there are in all samples together.
         paths: also the map of each path.
         heads: also the map of each head.
     """
 
-    def __init__(self, attention: SoftmaxAttention, length: int, paths: bool, heads: bool) -> None:
+    def __init__(self, attention: SoftmaxAttention, length: int, rows: int, paths: bool, heads: bool) -> None:
         self.attention, self.paths, self.heads = attention, paths, heads
-        self.ways = None if heads else Ways(attention, length)
+        blocks = heads or diagonal_ways.blocks_pay(attention, length, rows * (1 + paths))  # the query path is one more
+        self.ways = None if blocks else Ways(attention, length)
         self.geometry = Geometry.of(attention) if self.ways is None else self.ways.geometry
 
     def of(self, tokens: Float[Tensor, "sample time dim"], samples: slice) -> MapsOf:
