@@ -119,13 +119,15 @@ class BlockOperator:
         self, row: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
     ) -> Iterator[Float[Tensor, "pair rank rank"]]:
         """Blocks times themselves, some at a time; the only place where blocks are built."""
-        outputs = self.outputs.unflatten(1, (self.value.shape[1], -1))
-        chunk = max(1, BUILT // (len(outputs) * sum(self.values.shape)))
-        for some in torch.arange(len(row), device=row.device).split(chunk):
-            i, j = row[some], key[some]
-            left = (outputs * self.value[i, :, 0, j, None][:, None]).flatten(2)
-            onto = (outputs * self.deviation[i, :, :, j][:, None]).sum(dim=3)
-            block = torch.bmm(left, self.values.expand(len(some), -1, -1)).baddbmm_(onto, self.gradient[i])
+        outputs = self.outputs.unflatten(1, (self.value.shape[1], -1)).movedim(1, 0)
+        maps = outputs @ self.values.unflatten(0, (len(outputs), -1))
+        chunk = max(1, BUILT // (2 * maps[0].numel()))
+        for i, j in zip(row.split(chunk), key.split(chunk), strict=True):
+            alpha, deviation = self.value[i, :, 0, j].mT[..., None, None], self.deviation[i, :, :, j].movedim(1, 0)
+            block = alpha[0] * maps[0]
+            for weight, one in zip(alpha[1:], maps[1:], strict=True):
+                block.addcmul_(weight, one)
+            block.baddbmm_((deviation @ outputs.mT).permute(1, 2, 0), self.gradient[i])
             yield block @ block.mT
 
 
