@@ -13,14 +13,13 @@ from torch import Tensor
 from sensitivity.attention import SoftmaxAttention
 from sensitivity.collecting import DeferredWeights, KeptMaps, KeptSums, Masks, Weights, choose_rows, watched
 from sensitivity.errors import InputError
-from sensitivity.jacobian import autodiff, closed_form, memory
+from sensitivity.jacobian import autodiff, closed_form, memory, tile_sizes
 from sensitivity.jacobian.closed_form import Tile
 from sensitivity.jacobian.norms import Norm, NormMaps
 from sensitivity.target import Target
 
 KEEPS = ("map", "statistics")
 _BLOCK = 2**22  # entries of the maps that automatic differentiation hands on at a time
-_LEAST = 2**17  # numbers in a tile, below which it is mostly overhead
 _CAUSAL = "no output depends on a later input: the model was taken to be causal"
 _WAY_OUT = (
     "measure with keep='statistics', which holds no map, or some query rows with rows=; or take fewer samples or time "
@@ -80,7 +79,7 @@ def in_closed_form(target: Target, request: Request) -> Found:
     times = choose_rows(request.rows, length, request.seed, attention.padding)
     rows = length if times is None else len(times)
     allowed = memory.budget(request.budget, tokens.device)
-    size = _tile_size(attention, tokens, request, allowed)
+    size = tile_sizes.fitting_size(attention, tokens, request.norm, allowed)
     weights, notes = _fit(attention, tokens, rows, request, allowed, size)
     deferred = None
     if weights == "keep" and DeferredWeights.fits(attention, tokens, rows):
@@ -107,14 +106,6 @@ def _rows_of(tile: Tile) -> int:
     return len(tile.rows) * (tile.samples.stop - tile.samples.start)
 
 
-def _tile_size(attention: SoftmaxAttention, tokens: Tensor, request: Request, allowed: int) -> int:
-    """Numbers in a tile: the usual, or as many fewer as it takes to leave most of a small budget to the maps."""
-    size = closed_form.tile_size(attention, tokens.shape[1])
-    while size > _LEAST and _of_tile(attention, tokens, request, size) > allowed // 4:
-        size //= 2
-    return size
-
-
 def _fit(
     attention: SoftmaxAttention, tokens: Tensor, rows: int, request: Request, allowed: int, tile: int
 ) -> tuple[Weights, list[str]]:
@@ -126,7 +117,7 @@ def _fit(
     samples, length, _ = tokens.shape
     size = tokens.element_size()
     parts = 1 + 4 * request.paths + attention.heads * request.heads
-    working = _working(attention, tokens, request, tile)
+    working = tile_sizes.working_bytes(attention, tokens, request.norm, tile)
     if request.keep == "statistics":
         sums = 8 * (samples + 1) * (12 * parts * length) + 8 * samples * attention.heads * (2 * length + 3 * rows)
         memory.refuse_over(
@@ -146,25 +137,6 @@ def _fit(
         return "keep", []
     text = f"attention weights ({memory.readable(weights)}) are not kept, only their statistics; budget= sets the limit"
     return "sum", [text]
-
-
-def _working(attention: SoftmaxAttention, tokens: Tensor, request: Request, tile: int) -> int:
-    """About how many bytes the closed form needs at a time, for the samples of a tile."""
-    length, size = tokens.shape[1], tokens.element_size()
-    heads, width, value = attention.heads, attention.width, attention.value_weight.shape[1]
-    pairs = heads * (heads + 1) // 2
-    per_time = 4 * heads * max(width, value) + pairs * (2 * value + 2)
-    together = max(1, min(tokens.shape[0], tile // max(1, heads * length**2)))
-    products = min(heads * length * width * value, 2**25)
-    return size * (together * (length * per_time + products)) + _of_tile(attention, tokens, request, tile)
-
-
-def _of_tile(attention: SoftmaxAttention, tokens: Tensor, request: Request, tile: int) -> int:
-    """About how many bytes of it are for one tile."""
-    tile = min(tile, tokens.shape[0] * attention.heads * tokens.shape[1] ** 2)
-    if request.norm == "spectral":
-        tile *= 8
-    return tokens.element_size() * tile * (attention.heads + 1) * 3 // 2
 
 
 def by_autodiff(target: Target, request: Request) -> Found:

@@ -94,11 +94,11 @@ class Target:
         """Description and tokens in one floating type, at least single precision."""
         attention = self.attention
         assert attention is not None
-        wanted = torch.promote_types(attention.dtype, self.tokens.dtype)
-        if wanted in HALF:
-            self.notes.append(f"the layer is {wanted}; its closed form was computed in torch.float32")
-            wanted = torch.float32
-        return attention.to(dtype=wanted, device=self.tokens.device), self.tokens.to(wanted)
+        both = in_one_type(attention, self.tokens)
+        given = torch.promote_types(attention.dtype, self.tokens.dtype)
+        if given in HALF:
+            self.notes.append(f"the layer is {given}; its closed form was computed in {both[0].dtype}")
+        return both
 
     def refuse_parts(self, paths: bool, heads: bool) -> None:
         """Refuses paths and heads where only whole blocks can be differentiated."""
@@ -108,6 +108,15 @@ class Target:
                 f"{what} are parts of the closed form of an attention layer, which {self.name} is not measured by; "
                 f"leave {what} out, or name an attention layer with layer=. {self.why}".rstrip()
             )
+
+
+def in_one_type(
+    attention: SoftmaxAttention, tokens: Float[Tensor, "sample time feature"]
+) -> tuple[SoftmaxAttention, Float[Tensor, "sample time feature"]]:
+    """Layer and tokens on the tokens' device and in one floating type, at least single precision."""
+    dtype = torch.promote_types(attention.dtype, tokens.dtype)
+    dtype = torch.float32 if dtype in HALF else dtype
+    return attention.to(dtype=dtype, device=tokens.device), tokens.to(dtype)
 
 
 def find_target(

@@ -55,7 +55,7 @@ def put_off(found: SensitivityMap) -> bool:
 @pytest.mark.parametrize("rows", [None, [7, 0, 19]])
 def test_they_are_those_of_the_layer(options, rows, monkeypatch):
     monkeypatch.setattr(
-        "sensitivity.collecting.weights.tile_size", lambda attention, length: 3 * length * HEADS * SAMPLES
+        "sensitivity.jacobian.tile_sizes.tile_size", lambda attention, length: 3 * length * HEADS * SAMPLES
     )
     attention, tokens = layer(**options), draw(SAMPLES, LENGTH, DIM)
     found = measure(attention, tokens, rows=rows)
@@ -123,7 +123,7 @@ def test_a_bias_as_large_as_the_weights_is_not_copied():
 
 
 def test_a_map_without_them_is_one_map(monkeypatch):
-    monkeypatch.setattr("sensitivity.jacobian.closed_form.tile_size", lambda attention, length: 8 * length)
+    monkeypatch.setattr("sensitivity.jacobian.tile_sizes.tile_size", lambda attention, length: 8 * length)
     with Largest() as largest:
         found = measure(layer(), draw(1, 400, DIM))
     assert largest.numbers == 400**2

@@ -15,7 +15,7 @@ from torch import nn
 
 from sensitivity import SensitivityMap, SensitivityStatistics, SoftmaxAttention, backends, measure
 from sensitivity.errors import InputError, SensitivityWarning
-from sensitivity.jacobian import closed_form
+from sensitivity.jacobian import tile_sizes
 from sensitivity.layers import DiagonalDropout, TemporalAttention
 
 TOKENS = draw(3, 7, 8)
@@ -26,7 +26,7 @@ NAMES = [case.name for case in CASES]
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of a row or two of one sample, so that everything is put together from many."""
-    monkeypatch.setattr(closed_form, "tile_size", lambda attention, length: 2 * length)
+    monkeypatch.setattr(tile_sizes, "tile_size", lambda attention, length: 2 * length)
     monkeypatch.setattr(backends, "_BLOCK", 2 * 3 * 7)
 
 
@@ -266,7 +266,7 @@ class TestRows:
 class TestMemory:
     @pytest.mark.parametrize("options", [{}, {"causal": True}, {"padding": torch.arange(400)[None] > 390}])
     def test_no_tensor_grows_with_the_square_of_the_length(self, options, monkeypatch):
-        monkeypatch.setattr(closed_form, "tile_size", lambda attention, length: 8 * length)
+        monkeypatch.setattr(tile_sizes, "tile_size", lambda attention, length: 8 * length)
         layer, tokens = SoftmaxAttention.random(8, 2, dtype=torch.float64, **options), draw(1, 400, 8)
         with Largest() as largest:
             found = measure(layer, tokens, keep="statistics", paths=True, heads=True)
@@ -326,10 +326,9 @@ class TestMemory:
     def test_only_a_small_budget_shrinks_tiles(self):
         layer = SoftmaxAttention.random(64, 4)
         tokens = torch.zeros(1, 1, 64).expand(1, 10**6, 64)  # whose features take more than any tile
-        request = backends.Request("frobenius", "statistics", 256, False, False, 0, 0, None, None, None)
-        usual = closed_form.tile_size(layer, 10**6)
-        assert backends._tile_size(layer, tokens, request, 4 * 2**30) == usual
-        assert backends._tile_size(layer, tokens, request, 2**30) == usual // 4
+        usual = tile_sizes.tile_size(layer, 10**6)
+        assert tile_sizes.fitting_size(layer, tokens, "frobenius", 4 * 2**30) == usual
+        assert tile_sizes.fitting_size(layer, tokens, "frobenius", 2**30) == usual // 4
 
     def test_a_mask_that_counts_what_attends_is_held_once(self):
         found = measure(SoftmaxAttention.random(8, 2, causal=True), TOKENS.float())

@@ -18,7 +18,7 @@ from tolerances import assert_close
 
 from sensitivity import InputError, SensitivityMap, SoftmaxAttention, checks, measure
 from sensitivity.sweep import BOUNDS, Batch, RandomTokens, Sequences, Sweep, sweep
-from sensitivity.sweep.sums import LayerSums
+from sensitivity.sweep.mapped import MapSums
 
 DOUBLE = torch.float64
 
@@ -117,7 +117,7 @@ def test_tiles_of_a_long_sequence_join_to_the_same_statistics(monkeypatch: pytes
 
 
 def test_half_precision_is_measured_in_float32() -> None:
-    sums = LayerSums("one", 5, "frobenius")
+    sums = MapSums("one", 5, "frobenius")
     attention, tokens = layer().to(dtype=torch.bfloat16), draw(2, 5, 6).bfloat16()
     sums.update(attention, tokens)
     wanted = measure(attention.to(dtype=torch.float32), tokens.float()).summary()["sink_ratio"]

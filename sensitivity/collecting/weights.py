@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
-from sensitivity.jacobian.closed_form import tile_size
+from sensitivity.jacobian import tile_sizes
 from sensitivity.jacobian.state import exact_arithmetic
 
 FEW = 2**21  # weights that are sooner copied than put off: 8 MB
@@ -51,7 +51,7 @@ class DeferredWeights:
         """The weights."""
         samples, length, _ = self.tokens.shape
         times = self.times.to(self.tokens.device)
-        step = max(1, tile_size(self.attention, length) // (samples * length * self.attention.heads))
+        step = max(1, tile_sizes.tile_size(self.attention, length) // (samples * length * self.attention.heads))
         with torch.inference_mode(False), exact_arithmetic():
             query, key, _ = self.attention.project(self.tokens)
             weights = query.new_empty(samples, self.attention.heads, len(times), length)

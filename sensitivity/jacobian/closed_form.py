@@ -15,14 +15,12 @@ from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
 from sensitivity.errors import InputError
+from sensitivity.jacobian import tile_sizes
 from sensitivity.jacobian.memory import keep_freed_memory
 from sensitivity.jacobian.norms import PATHS, Norm, NormMaps, check_norm
 from sensitivity.jacobian.query_rows import RowSource
 from sensitivity.jacobian.tile_maps import FrobeniusTiles, SpectralTiles
 from sensitivity.jacobian.visibility import left_out
-
-TILE = 2**21  # numbers in one (head, row, key) tile: a few MB, what the caches hold
-HEIGHT, WIDEST = 16, 2**25  # rows of a tile, so that what all keys share is read once for so many; and its most numbers
 
 
 def blocks(
@@ -154,7 +152,7 @@ def tiles(
         heads: see ``norm_maps``.
         rows: the query rows that are wanted; all of them by default.
         tolerance: see ``norm_maps``.
-        size: numbers in a ``(sample, head, row, key)`` tile; that of ``tile_size`` by default.
+        size: numbers in a ``(sample, head, row, key)`` tile; that of ``tile_sizes`` by default.
     """
     check_norm(norm)
     check_self_attention(attention)
@@ -162,7 +160,7 @@ def tiles(
     samples, length, _ = tokens.shape
     wanted = torch.arange(length, device=tokens.device) if rows is None else rows
     per_row = attention.heads * (length + attention.width * attention.value_weight.shape[1])
-    size = tile_size(attention, length) if size is None else size
+    size = tile_sizes.tile_size(attention, length) if size is None else size
     spectral = norm == "spectral"
     if spectral:  # the iteration keeps some ten vectors a pair
         per_row, size = 8 * length * attention.dim, 16 * size
@@ -184,11 +182,6 @@ def tiles(
                 maps = maps_of(some)
                 maps = _scaled(maps, 1 / math.sqrt(attention.dim)) if norm == "rms" else maps
             yield Tile(here, some, maps)
-
-
-def tile_size(attention: SoftmaxAttention, length: int) -> int:
-    """Numbers in a (head, row, key) tile: more for long sequences, where one of the usual size would be a few rows."""
-    return max(TILE, min(HEIGHT * length * attention.heads, WIDEST))
 
 
 def _scaled(maps: NormMaps, factor: float) -> NormMaps:

@@ -17,6 +17,7 @@ from sensitivity.bounds import NAMES
 from sensitivity.errors import InputError, RunError, SensitivityError
 from sensitivity.jacobian.norms import Norm, check_norm
 from sensitivity.sweep.bounds import DEFAULT
+from sensitivity.sweep.mapped import MapSums
 from sensitivity.sweep.record import Record
 from sensitivity.sweep.result import Sweep
 from sensitivity.sweep.source import Source, batches
@@ -82,10 +83,10 @@ def sweep(
     if statistics_only:
         settings["statistics only"] = True
 
-    def sums(name: str, length: int) -> LayerSums | StreamedSums:
+    def sums(name: str, length: int) -> LayerSums:
         if statistics_only or rows is not None:
             return StreamedSums(name, length, norm, bounds, rows, seed)
-        return LayerSums(name, length, norm, bounds)
+        return MapSums(name, length, norm, bounds)
 
     parts: list[Sweep] = []
     errors: dict[int, Exception] = {}
@@ -138,10 +139,10 @@ def _kept(place: Path | None, length: int, progress: Progress | None) -> Sweep |
 
 
 def _attempt(
-    source: Source, length: int, new: Callable[[str, int], LayerSums | StreamedSums], progress: Progress | None
+    source: Source, length: int, new: Callable[[str, int], LayerSums], progress: Progress | None
 ) -> list[Record] | Exception:
     """The records of one length, or why there are none."""
-    sums: dict[str, LayerSums | StreamedSums] = {}
+    sums: dict[str, LayerSums] = {}
     stream = None
     while True:
         try:  # the source runs foreign models, which may raise anything at a length that they were not made for
