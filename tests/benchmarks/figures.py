@@ -12,6 +12,7 @@ from sensitivity.plot import style
 
 COLOURS = {"forward": style.GREY, "map": style.BLUE, "statistics": style.GREEN, "generic": style.ORANGE}
 AXES = {"T": "sequence length $T$", "D": "width $D$", "H": "heads $H$", "depth": "depth", "samples": "samples"}
+HEADROOM = 0.5  # for the legend, as a share of what the lines span
 LABELS = {"forward": "forward pass", "map": "map", "statistics": "statistics", "generic": "generic engine"}
 
 
@@ -55,7 +56,9 @@ def _finish(axes: Axes, kind: str, label: str) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set(xlabel=AXES[kind], ylabel=label)
     if axes.lines:
-        axes.legend(title="exponent", frameon=False, fontsize="small", title_fontsize="small")
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(bottom, top * (top / bottom) ** HEADROOM)
+        axes.legend(title="exponent", loc="upper left", frameon=False, fontsize="small", title_fontsize="small")
     axes.spines[["top", "right"]].set_visible(False)
 
 
