@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,11 @@ FLOORS = (
 LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 EVERYWHERE = {"__version__"}  # of the package itself, for provenance
 THEORY_MAY_USE = {"theory", "sympy", "mpmath", *sys.stdlib_module_names}
+
+
+def test_the_design_page_shows_these_floors():
+    shown = re.findall(r"^\| \d+ \| (.+) \|$", (ROOT / "docs" / "design.md").read_text(), flags=re.MULTILINE)
+    assert [set(re.findall(r"`(\w+)`", rooms)) for rooms in shown] == list(FLOORS)
 
 
 def room_of(path: Path, package: Path) -> str:

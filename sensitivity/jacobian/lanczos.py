@@ -13,6 +13,7 @@ from sensitivity.jacobian.segments import Places, Segments, taken
 
 CACHED = 2**19  # numbers in the vectors that are worked on at a time, for the caches to hold
 SMALL, FLAT = 32, 0.4  # spaces that are exhausted soon; and the power of a rounding that directions may differ by
+SPREAD = 0.3  # of a start that is turned towards large directions, what is left to chance
 NOISE = 100  # a residual below so many roundings of what it is the rest of is one itself: the space is exhausted
 
 
@@ -29,12 +30,17 @@ class Iteration:
     Args:
         operator: the products.
         segments: the pairs.
-        start: the vector that all begin with, ``operator.rank`` long, in the precision of the iteration.
+        start: two random vectors, ``operator.rank`` long, in the precision of the iteration.
+        turned: whether all begin with the second one and, more of it, what the value path makes of the first; or with
+            the first as it is.
     """
 
-    def __init__(self, operator: BlockOperator, segments: Segments, start: Float[Tensor, "rank 1"]) -> None:
+    def __init__(
+        self, operator: BlockOperator, segments: Segments, start: Float[Tensor, "2 rank 1"], turned: bool = False
+    ) -> None:
         outputs = operator.outputs.to(start)
         self.outputs = None if _sees_all(outputs) else outputs
+        start = _turned(start, outputs, operator.values.to(start), self.outputs is None) if turned else start[0]
         self.onto = outputs.mT @ outputs if self.outputs is None else outputs.mT
         self.heads, self.inside, self.row = operator.value.shape[1], operator.inside.to(start), segments.row
         self.value, self.deviation = (
@@ -105,6 +111,22 @@ class Iteration:
             kept = taken([getattr(self, name) for name in names], at)
             for name, part in zip(names, kept, strict=True):
                 setattr(self, name, part)
+
+
+def _turned(
+    start: Float[Tensor, "2 rank 1"],
+    outputs: Float[Tensor, "rank inner"],
+    values: Float[Tensor, "inner dim"],
+    inside: bool,
+) -> Float[Tensor, "rank 1"]:
+    """A start with more of the directions that the value path makes large, as most blocks do: fewer steps find them."""
+    values = values / values.abs().amax().clamp_min(torch.finfo(values.dtype).tiny)
+    found = values @ (values.mT @ (outputs.mT @ start[0]))
+    return _unit(found if inside else outputs @ found) + SPREAD * _unit(start[1])
+
+
+def _unit(vector: Float[Tensor, "rank 1"]) -> Float[Tensor, "rank 1"]:
+    return vector / torch.linalg.vector_norm(vector).clamp_min(torch.finfo(vector.dtype).tiny)
 
 
 def _sees_all(outputs: Float[Tensor, "rank inner"]) -> bool:

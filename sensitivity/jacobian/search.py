@@ -66,9 +66,9 @@ class Search:
         self.top, self.lost = torch.zeros_like(operator.value[:, 0, 0]), torch.zeros_like(wanted)
         self.precision, self.rounding = torch.finfo(dtype).eps, ROUNDING * torch.finfo(operator.value.dtype).eps
         self.limit = 2 * self.rank
-        start = torch.randn(self.rank, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        start = torch.randn(2, self.rank, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         self.pairs = pairs = Segments.of(wanted)
-        self.iteration = Iteration(operator, pairs, start.to(wanted.device, dtype))
+        self.iteration = Iteration(operator, pairs, start.to(wanted.device, dtype), turned=traces is not None)
         self.lines = operator.value.new_empty(2, 0, *pairs.key.shape, dtype=dtype)
         at = (pairs.row[:, None], pairs.key)
         # what the steps leave of the traces; the largest Ritz values so far, and which of them no longer rise

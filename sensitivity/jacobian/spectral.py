@@ -18,14 +18,15 @@ def norms(operator: BlockOperator, tolerance: float) -> Float[Tensor, "row key"]
     r"""Largest singular value of every block, to the relative ``tolerance`` or the rounding of the operator's dtype.
 
     Lanczos iteration from a seeded random start, without reorthogonalisation. Up to an inner width of ``PROVABLE`` and
-    ``TRACED`` heads the trace and Frobenius norm of each product are known, and a value is given out only once they
-    leave no room for an eigenvalue above it by more than the tolerance: whatever the start has missed, the answer is
-    right up to rounding. Loss of orthogonality would void that; pairs that come near it are proved from fewer steps and
-    the fourth powers of their values, and those that are not, iterated again in double precision or, where they are
-    few, decomposed. What the bound does not settle in ``PATIENCE`` steps, as with spectra without a top, and wider
-    layers from the beginning, rest on the start instead: the value is then an eigenvalue to an estimate of the
-    tolerance, and the largest but for one that exceeds it by less than ``BEYOND``, or has less than ``RARE`` of the
-    start, each a matter of one block in some hundred thousand. Pairs left over at the end are decomposed.
+    ``TRACED`` heads the trace and Frobenius norm of each product are known: the start is turned towards what the value
+    path makes large, which saves steps, and a value is given out only once trace and norm leave no room for an
+    eigenvalue above it by more than the tolerance: whatever the start has missed, the answer is right up to rounding.
+    Loss of orthogonality would void that; pairs that come near it are proved from fewer steps and the fourth powers of
+    their values, and those that are not, iterated again in double precision or, where they are few, decomposed. What
+    the bound does not settle in ``PATIENCE`` steps, as with spectra without a top, and wider layers from the beginning,
+    rest on the start instead: the value is then an eigenvalue to an estimate of the tolerance, and the largest but for
+    one that exceeds it by less than ``BEYOND``, or has less than ``RARE`` of the start, each a matter of one block in
+    some hundred thousand. Pairs left over at the end are decomposed.
     """
     operator, size = operator.unit()
     tolerance, dtype = max(tolerance, 4 * torch.finfo(torch.float64).eps), size.dtype
