@@ -39,13 +39,17 @@ class KeptMaps:
         self.attended: Tensor | None = None
         self.visible: Tensor | None = None
         self.weight_sums: AttentionStatistics | None = None
-        self._place = torch.full((masks.queries,), -1)
-        self._place[self.order] = torch.arange(len(self.order))
+        self._place: Tensor | None = None  # of a query time in the order, where that is not its own
+        if times is not None:
+            self._place = torch.full((masks.queries,), -1)
+            self._place[self.order] = torch.arange(len(self.order))
 
     def add(self, tile: Tile) -> None:
         """Takes some rows of some samples; the rows stand next to one another in the order."""
         maps, samples = tile.maps, tile.samples
-        start = int(self._place[int(tile.rows[0])])
+        start = int(tile.rows[0])
+        if self._place is not None:
+            start = int(self._place[start])
         rows = slice(start, start + len(tile.rows))
         kept = self.maps = self.maps or self._empty(maps)
         padded = self.masks.padded(samples, tile.rows)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 Job = Callable[[], Any]
-SHORTEST = 0.05  # seconds that one reading takes at least: shorter jobs are repeated in it
+SHORTEST = 0.25  # seconds that a reading takes at least: short jobs repeat, or it is that of caches others have emptied
 
 
 def interleaved(jobs: Mapping[str, Job], rounds: int, cold: Collection[str] = ()) -> dict[str, list[float]]:
