@@ -34,7 +34,8 @@ class Products:
     Args:
         left: :math:`x_l`.
         right: :math:`y_l`; None where it is :math:`x_l` again.
-        by_row: whether the moments of a row lie next to one another in memory, or one moment of all rows.
+        by_row: whether the moments of a row lie next to one another in memory, or one moment of all rows; where both
+            vectors are the same it is the latter.
     """
 
     def __init__(
@@ -64,21 +65,25 @@ class Products:
         if per_key * length <= KEPT:
             if self._table is None:
                 self._table = self._build(slice(None), count)
-            return (weights @ self._table.mT).mT if self.by_row else self._table @ weights.mT
-        summed = weights.new_zeros(samples * heads, count, weights.shape[2])
+            return self._weighted(self._table, weights)
         step = max(1, PART // per_key)
-        for low in range(0, length, step):
+        summed = self._weighted(self._build(slice(0, step), count), weights[..., :step])
+        for low in range(step, length, step):
             keys = slice(low, low + step)
-            summed.baddbmm_(self._build(keys, count).flatten(0, 1), weights[..., keys].flatten(0, 1).mT)
-        return summed.unflatten(0, (samples, heads))
+            summed += self._weighted(self._build(keys, count), weights[..., keys])
+        return summed
+
+    def _weighted(self, table: Tensor, weights: Tensor) -> Float[Tensor, "sample head product row"]:
+        return (weights @ table.mT).mT if self.by_row else table @ weights.mT
 
     def _build(self, keys: slice, count: int) -> Float[Tensor, "sample head product key"]:
-        left = self.left[..., keys]
-        if torch.is_grad_enabled() and left.requires_grad:  # a table that is filled in place cuts the graph
-            return self._joined(left, keys)
+        left, right = self.left[..., keys], None if self.right is None else self.right[..., keys]
+        if self.by_row:
+            assert right is not None
+            return _joined(left.mT, right.mT).mT
         table = left.new_empty(*left.shape[:2], count, left.shape[-1])
-        if self.right is not None:
-            right, firsts = self.right[..., keys], left.shape[2]
+        if right is not None:
+            firsts = left.shape[2]
             products = table[:, :, : firsts * right.shape[2]].unflatten(2, (firsts, -1))
             torch.mul(left[:, :, :, None], right[:, :, None], out=products)
             table[:, :, -firsts - right.shape[2] : -right.shape[2]] = left
@@ -92,13 +97,6 @@ class Products:
         table[:, :, start:] = left
         return table
 
-    def _joined(self, left: Tensor, keys: slice) -> Float[Tensor, "sample head product key"]:
-        if self.right is None:
-            first, second = torch.triu_indices(left.shape[2], left.shape[2], device=left.device)
-            return torch.cat([left[:, :, first] * left[:, :, second], left], dim=2)
-        right = self.right[..., keys]
-        return torch.cat([(left[:, :, :, None] * right[:, :, None]).flatten(2, 3), left, right], dim=2)
-
     def _places(self) -> Tensor:
         """Where each entry of the square matrix stands among the products on and below its diagonal."""
         width = self.left.shape[2]
@@ -106,3 +104,11 @@ class Products:
         first, second = torch.triu_indices(width, width, device=self.left.device)
         places[first, second] = places[second, first] = torch.arange(len(first), device=self.left.device)
         return places.flatten()
+
+
+def _joined(
+    left: Float[Tensor, "sample head key left"], right: Float[Tensor, "sample head key right"]
+) -> Float[Tensor, "sample head key product"]:
+    """A table in as few steps as there can be, which derivatives go through."""
+    products = left[..., None] * right[..., None, :]
+    return torch.cat([products.flatten(3), left, right], dim=3)

@@ -110,7 +110,7 @@ class SensitivityMap(Measurement):
         for what, values in counted.items():
             if values is not None:
                 self._check_finite(values, what)
-        if self.diagonal is not None and self.square:
+        if self.diagonal is not None and self.square and not all_finite(self.diagonal):
             shown = self.visible[:, torch.arange(shape[1]), self.query_times]
             bad = shown & ~self.diagonal.isfinite()
             if bad.any():

@@ -20,10 +20,10 @@ python tests/benchmarks/run.py --only growth        # some sections, the others 
 
 Jobs that are compared take turns in one process, and a ratio is the median over rounds of the quotients within a
 round, so that a machine whose speed drifts does not decide it; this is why the harness is a plain one, and not one
-that runs each benchmark to its end before the next. A reading repeats what takes less than a quarter of a
-second, so that it is not that of caches which another job has emptied. All is float32 on random weights and tokens, which change none
-of the costs but that of spectral norms, whose iteration is longer where values lie close together. Peak memory is that
-of a process that does nothing else.
+that runs each benchmark to its end before the next. A reading repeats what takes less than a quarter of a second, so
+that it is not that of caches which another job has emptied. All is float32 on random weights and tokens, which change
+none of the costs but that of spectral norms, whose iteration is longer where values lie close together. Peak memory
+is that of a process that does nothing else.
 """
 
 
