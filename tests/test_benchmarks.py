@@ -32,7 +32,7 @@ CIRCUMSTANCES: dict[str, Any] = {
 @pytest.mark.parametrize("name", SECTIONS)
 def test_section_runs_and_is_rendered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # a process for every job takes seconds to start; one test below starts them
-    monkeypatch.setattr(child, "run", lambda job, **arguments: child.JOBS[job](**arguments))
+    monkeypatch.setattr(child, "run", lambda job, environment=None, **arguments: child.JOBS[job](**arguments))
     monkeypatch.setattr(timing, "SHORTEST", 0.0)
     section = SECTIONS[name]
     findings = section.run(**section.quick)

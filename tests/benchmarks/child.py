@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -18,17 +19,20 @@ HERE = Path(__file__)
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[2])]
 
 
-def run(job: str, limit: float = 1800.0, **arguments: Any) -> dict[str, Any]:
+def run(job: str, limit: float = 1800.0, environment: dict[str, str] | None = None, **arguments: Any) -> dict[str, Any]:
     """Runs a job in a child, with the threads that the environment says; what it reports, or ``{"error": ...}``.
 
     Args:
         job: one of :data:`JOBS`.
         limit: seconds after which it is stopped.
+        environment: variables that it has besides those of this process.
         **arguments: of the job.
     """
-    words = json.dumps({"job": job, **arguments})
+    words, variables = json.dumps({"job": job, **arguments}), os.environ | (environment or {})
     try:
-        done = subprocess.run([sys.executable, str(HERE), words], capture_output=True, text=True, timeout=limit)
+        done = subprocess.run(
+            [sys.executable, str(HERE), words], capture_output=True, text=True, timeout=limit, env=variables
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"stopped after {limit:.0f} s"}
     if done.returncode:
@@ -139,6 +143,14 @@ def series_of(name: str, values: list[int]) -> dict[str, Any]:
     return {"above": found}
 
 
+def passes_of(dim: int, heads: int, length: int, rounds: int) -> dict[str, Any]:
+    """Seconds of a layer's maps and forward passes, in turns."""
+    from benchmarks import closed_form
+    from benchmarks.timing import interleaved
+
+    return {"times": interleaved(closed_form.jobs(dim, heads, length), rounds)}
+
+
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "nothing": nothing,
     "hold": hold,
@@ -146,6 +158,7 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "statistics": statistics_of,
     "jacrev": jacrev_of,
     "series": series_of,
+    "passes": passes_of,
 }
 
 
