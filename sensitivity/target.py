@@ -134,6 +134,8 @@ def find_target(
     model = unwrap(model)
     if dtype is not None and isinstance(model, nn.Module):
         model = upcast(model, dtype)
+    elif dtype is not None and isinstance(model, SoftmaxAttention):
+        model = model.to(dtype=dtype)
     if isinstance(tokens, Tensor) and tokens.is_floating_point() and dtype is not None:
         tokens = tokens.to(dtype)
     if layer is not None:

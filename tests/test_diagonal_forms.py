@@ -137,6 +137,22 @@ def test_few_rows_are_cheaper_as_blocks(monkeypatch):
     assert_close(by_blocks.paths["query"], by_forms.paths["query"], "maps")
 
 
+@pytest.mark.parametrize("spared", [0, 2**27], ids=["forms", "blocks"])
+@pytest.mark.parametrize("dim", [4, 8, 12])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("dropped", [False, True], ids=["", "dropout"])
+def test_saturated_attention_keeps_its_digits(heads, dim, spared, dropped, monkeypatch):
+    """Where a query sees one key, a covariance from a table is the rounding of large means."""
+    monkeypatch.setattr(diagonal_ways, "SPARED", spared)
+    multiplier = (draw(2, heads, 9, 9, seed=2) > -0.5).float() if dropped else None
+    attention = SoftmaxAttention.random(dim, heads, multiplier=multiplier)
+    tokens = 1e4 * draw(2, 9, dim).float()
+    exact = block_norms(dense_jacobian(attention.to(dtype=torch.float64), tokens.double()), "frobenius")
+    for options in ({}, {"heads": True}):
+        found = closed_form.norm_maps(attention, tokens, **options).total.double()
+        assert_close(found / exact.max(), exact / exact.max(), "float32")
+
+
 def test_doubt_is_rare():
     attention = SoftmaxAttention.random(64, 4)
     frame = Frame.of(attention)

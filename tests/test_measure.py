@@ -237,6 +237,21 @@ def test_dtype_upcasts_a_copy():
     assert_close(measure(model, TOKENS.float()).norms, found.norms, "float32_model")
 
 
+@pytest.mark.parametrize("backend", ["closed_form", "autodiff"])
+def test_dtype_of_a_description(backend):
+    attention = SoftmaxAttention.random(8, 2)
+    found = measure(attention, TOKENS.float(), dtype=torch.float64, backend=backend)
+    assert found.norms.dtype == torch.float64
+    assert_close(found.norms, norm_map(attention.to(dtype=torch.float64), TOKENS.float().double()), "maps")
+    assert attention.dtype == torch.float32
+
+
+def test_blocks_of_one_sample_are_its_own():
+    found = blocks(temporal(), TOKENS, paths=True)
+    found["residual"][0] *= 2
+    assert_close(found["residual"][0], 2 * found["residual"][1], "blocks")
+
+
 def test_probes_carry_an_error_bar_and_reproduce():
     torch.manual_seed(6)
     model = nn.GRU(8, 64, batch_first=True).double().eval()

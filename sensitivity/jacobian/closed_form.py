@@ -50,7 +50,7 @@ def blocks(
     identity = torch.eye(attention.out_dim, attention.dim, dtype=tokens.dtype, device=tokens.device)
     query = torch.einsum("hov,shvwq,hwd->sqod", w_o, attention.scale * rows.covariance(), attention.query_weight)
     found = {
-        "residual": (float(attention.residual) * diagonal[..., None, None] * identity).expand(samples, -1, -1, -1, -1),
+        "residual": (float(attention.residual) * diagonal[..., None, None] * identity).repeat(samples, 1, 1, 1, 1),
         "value": torch.einsum("shqk,hov,hvd->sqkod", rows.alpha, w_o, w_v),
         "key": torch.einsum("shqkv,hov,shqd->sqkod", deviation, w_o, gradient),
         "query": torch.einsum("qk,sqod->sqkod", diagonal, query),

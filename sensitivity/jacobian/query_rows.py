@@ -13,6 +13,9 @@ from sensitivity.attention import SoftmaxAttention
 from sensitivity.jacobian.frames import Frame
 from sensitivity.jacobian.moments import Moments, Products
 
+LOST = 1e-2  # a covariance that is smaller than that, beside the means that it is what remains of, has lost digits
+DEVIATIONS = 2**22  # numbers in the deviations of rows whose covariances are summed one by one
+
 
 @dataclass
 class Rows:
@@ -58,15 +61,30 @@ class Rows:
     def covariance(self, some: slice = slice(None)) -> Float[Tensor, "sample head value_width width some"]:
         r""":math:`\sum_l a_{il} (m_{il} v_l - o_i) k_l^T` of some rows, on centred keys (a shift cancels)."""
         if not self.source.tabled:
-            weights, alpha, mean = (part[:, :, some] for part in (self.weights, self.alpha, self.mean))
-            deviation = alpha[..., None] * self.source.value[:, :, None] - weights[..., None] * mean[:, :, :, None]
-            return (deviation.mT @ self.source.key[:, :, None]).movedim(2, 4)
+            return self._row_by_row(some)
         second, left, right = (part[..., some] for part in self.moments)
         if self.source.dropped:  # the key's mean is that without the dropout
             right = self.mean_key[:, :, some].mT
         covariance = torch.addcmul(second, left[:, :, :, None], right[:, :, None], value=-1)
+        norm = torch.linalg.vector_norm
+        lost = norm(covariance, dim=(1, 2, 3)) < LOST * norm(norm(left, dim=2) * norm(right, dim=2), dim=1)
+        (few,) = lost.any(dim=0).nonzero(as_tuple=True)
+        if len(few):  # rows that see one key, or as good as one
+            step = max(1, DEVIATIONS // self.source.pair[0].numel())
+            for rows in few.split(step):
+                covariance[..., rows] = self._row_by_row(rows + (some.start or 0))
         frame = self.source.by_token
         return covariance if frame is None else covariance.mul_((frame.values[:, None] * frame.keys)[..., None])
+
+    def _row_by_row(self, some: slice | Int[Tensor, " some"]) -> Float[Tensor, "sample head value_width width some"]:
+        r""":math:`\sum_l (\alpha_{il} x_l - a_{il} \bar x_i) (y_l - \bar y_i)^T`, in which little cancels."""
+        left, right = self.source.pair
+        weights, alpha = self.weights[:, :, some], self.alpha[:, :, some]
+        mean, mean_right = (alpha @ left)[:, :, :, None], (weights @ right)[:, :, :, None]
+        deviation = alpha[..., None] * (left[:, :, None] - mean)
+        if self.dropped:
+            deviation = deviation + (alpha - weights)[..., None] * mean
+        return (deviation.mT @ (right[:, :, None] - mean_right)).movedim(2, 4)
 
     def on_diagonal(
         self,
@@ -111,10 +129,12 @@ class RowSource:
         self.shift = torch.zeros_like(value[..., :1, :]) if self.dropped else value.mean(dim=-2, keepdim=True)
         self.value = value - self.shift
         if self.by_token is not None:
-            self.products = Products(((tokens - tokens.mean(dim=1, keepdim=True)) @ self.by_token.tokens.mT)[:, None])
+            both = ((tokens - tokens.mean(dim=1, keepdim=True)) @ self.by_token.tokens.mT)[:, None]
+            self.pair, self.products = (both, both), Products(both)
             return
         if frame is not None:
             self.key = self.key @ frame.keys.mT
+        self.pair = self.value, self.key
         self.products = Products(self.value, self.key, by_row=frame is None)
 
     def rows(self, index: Int[Tensor, " row"]) -> Rows:
