@@ -11,7 +11,7 @@ from oracles import draw
 
 from sensitivity import blocks, measure
 from sensitivity.attention import SoftmaxAttention
-from sensitivity.jacobian import closed_form, search, spectral
+from sensitivity.jacobian import closed_form, lanczos, search, spectral
 from sensitivity.jacobian.operator import BlockOperator
 from sensitivity.jacobian.query_rows import RowSource
 from sensitivity.jacobian.segments import Segments, taken
@@ -45,7 +45,7 @@ def _to(operator: BlockOperator, dtype: torch.dtype) -> BlockOperator:
 
 
 def _start(size: int) -> torch.Tensor:
-    return torch.randn(size, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)[:, 0]
+    return torch.randn(2, size, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)[0, :, 0]
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -94,9 +94,13 @@ def test_every_block_of_a_map_in_single_precision(seed, gain, error):
 def test_a_start_that_misses_the_largest_value(dtype, gap, many, monkeypatch):
     """The next value converges to the last digit, and yet is not taken for the largest."""
     monkeypatch.setattr(spectral, "MANY", many)
+    monkeypatch.setattr(lanczos, "_turned", lambda start, *_: start[0])
     values = torch.cat([torch.ones(1), (1 - gap) * 0.85 ** torch.arange(39)]).double()
     operator = _to(_diagonal(values, _start(40)), dtype)
     assert spectral.norms(operator, 1e-6).double().sub(1).abs().max() < 1e-5
+    monkeypatch.setattr("sensitivity.jacobian.operator.PROVABLE", 0)  # without a proof the start is believed
+    if dtype == torch.float64:  # in single precision, rounding brings the largest value back
+        assert spectral.norms(operator, 1e-6).sub((1 - gap) ** 0.5).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -64,6 +64,8 @@ class SpectralTiles:
 class FrobeniusTiles:
     """Frobenius norms: brackets off the diagonal; on it the cheapest way, or the blocks where heads are wanted too.
 
+    For some hundred rows the blocks are the cheapest way.
+
     Args:
         attention: the layer.
         length: of its sequences.
