@@ -78,7 +78,9 @@ def in_closed_form(target: Target, request: Request) -> Found:
     samples, length, _ = tokens.shape
     times = choose_rows(request.rows, length, request.seed, attention.padding)
     rows = length if times is None else len(times)
-    allowed = memory.budget(request.budget, tokens.device)
+    held = _held(attention, tokens, rows, request)
+    working = tile_sizes.working_bytes(attention, tokens, request.norm, tile_sizes.tile_size(attention, length))
+    allowed = memory.budget(request.budget, tokens.device, 4 * (working + held.maps + held.weights))
     size = tile_sizes.fitting_size(attention, tokens, request.norm, allowed)
     weights, notes = _fit(attention, tokens, rows, request, allowed, size)
     deferred = None
@@ -106,6 +108,29 @@ def _rows_of(tile: Tile) -> int:
     return len(tile.rows) * (tile.samples.stop - tile.samples.start)
 
 
+class Held(NamedTuple):
+    """Bytes that a measurement in closed form hands out: maps or the sums over their rows, and attention weights."""
+
+    maps: int
+    weights: int
+
+
+def _held(attention: SoftmaxAttention, tokens: Tensor, rows: int, request: Request) -> Held:
+    samples, length, _ = tokens.shape
+    parts, size = _parts(attention, request), tokens.element_size()
+    if request.keep == "statistics":
+        return Held(
+            8 * (samples + 1) * (12 * parts * length) + 8 * samples * attention.heads * (2 * length + 3 * rows), 0
+        )
+    pairs = samples * rows * length
+    return Held(pairs * (parts * size + 2 * attention.masked), pairs * attention.heads * size)
+
+
+def _parts(attention: SoftmaxAttention, request: Request) -> int:
+    """How many maps are wanted."""
+    return 1 + 4 * request.paths + attention.heads * request.heads
+
+
 def _fit(
     attention: SoftmaxAttention, tokens: Tensor, rows: int, request: Request, allowed: int, tile: int
 ) -> tuple[Weights, list[str]]:
@@ -115,28 +140,22 @@ def _fit(
         InputError: what is asked for does not fit the budget.
     """
     samples, length, _ = tokens.shape
-    size = tokens.element_size()
-    parts = 1 + 4 * request.paths + attention.heads * request.heads
-    working = tile_sizes.working_bytes(attention, tokens, request.norm, tile)
+    parts, held = _parts(attention, request), _held(attention, tokens, rows, request)
+    need = tile_sizes.working_bytes(attention, tokens, request.norm, tile) + held.maps
     if request.keep == "statistics":
-        sums = 8 * (samples + 1) * (12 * parts * length) + 8 * samples * attention.heads * (2 * length + 3 * rows)
         memory.refuse_over(
-            working + sums,
+            need,
             allowed,
             f"statistics of {samples} samples and {length} time steps",
             "take fewer samples or time steps, leave paths and heads out, or raise budget=",
         )
         return "sum", []
-    pairs = samples * rows * length
-    need = working + pairs * (parts * size + 2 * attention.masked)
-    memory.refuse_over(
-        need, allowed, f"{parts} map{'s' * (parts > 1)} of {samples} samples, {rows} x {length} pairs each,", _WAY_OUT
-    )
-    weights = pairs * attention.heads * size
-    if need + weights <= allowed:
+    what = f"{parts} map{'s' * (parts > 1)} of {samples} samples, {rows} x {length} pairs each,"
+    memory.refuse_over(need, allowed, what, _WAY_OUT)
+    if need + held.weights <= allowed:
         return "keep", []
-    text = f"attention weights ({memory.readable(weights)}) are not kept, only their statistics; budget= sets the limit"
-    return "sum", [text]
+    text = f"attention weights ({memory.readable(held.weights)}) are not kept, only their statistics"
+    return "sum", [f"{text}; budget= sets the limit"]
 
 
 def by_autodiff(target: Target, request: Request) -> Found:

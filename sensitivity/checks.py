@@ -70,10 +70,20 @@ def tokens(value: Any, dim: int | None = None) -> Float[Tensor, "sample time fea
         raise InputError(f"tokens must have the axes (sample, time, feature), not the shape {tuple(value.shape)}.")
     if value.numel() == 0:
         raise InputError(f"tokens are empty: shape {tuple(value.shape)}; every axis needs at least one entry.")
-    if dim is not None and value.shape[-1] != dim:
-        raise InputError(f"tokens have {value.shape[-1]} features, but the layer takes {dim}.")
+    if dim is not None:
+        features(value, dim)
     finite(value, "tokens")
     return value.reshape(-1, *value.shape[-2:])
+
+
+def features(tokens: Float[Tensor, "*axes feature"], dim: int) -> None:
+    """Refuses tokens of another width than ``dim``.
+
+    Raises:
+        InputError: the widths differ.
+    """
+    if tokens.shape[-1] != dim:
+        raise InputError(f"tokens have {tokens.shape[-1]} features, but the layer takes {dim}.")
 
 
 def padding(value: Tensor | None, samples: int, length: int) -> Bool[Tensor, "sample time"] | None:

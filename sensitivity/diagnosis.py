@@ -11,7 +11,7 @@ from torch import nn
 from sensitivity.adapters.capture import Forward, capture
 from sensitivity.errors import InputError
 from sensitivity.jacobian.guard import measuring
-from sensitivity.jacobian.state import kept_modules
+from sensitivity.jacobian.state import kept_parts
 from sensitivity.measure import measure
 from sensitivity.modules import unwrap
 
@@ -59,7 +59,7 @@ def diagnose(
         raise InputError(f"samples must be an integer of at least 1, not {samples!r}.")
     model = unwrap(model)
     found = {}
-    with kept_modules([model]):
+    with kept_parts(model.modules()):
         model.eval()
         with measuring(model), torch.no_grad():
             captured = capture(model, inputs, None if layers is None else list(layers), forward)

@@ -39,6 +39,8 @@ def modules_of(function: Callable[..., Any] | nn.Module | None) -> list[nn.Modul
     for module in _reach(function, depth=4, seen=set()):
         if not any(module is other for other in found):
             found.append(module)
+    if len(found) < 2:
+        return found
     inner = {id(part) for module in found for part in module.modules() if part is not module}
     return [module for module in found if id(module) not in inner]
 

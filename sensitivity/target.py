@@ -188,5 +188,5 @@ def _whole(model: Callable[..., Any], tokens: Tensor, select: Any) -> Target:
         attention = SoftmaxAttention.from_module(model)
     except InputError as error:
         return Target(function, tokens, None, name, why=str(error), notes=notes)
-    checks.tokens(tokens, attention.dim)
+    checks.features(tokens, attention.dim)
     return Target(function, tokens, attention, name, notes=notes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -138,6 +140,29 @@ def test_inside_math_attention_and_full_precision(surroundings):
         assert not torch.is_autocast_enabled("cpu")
         assert torch.is_grad_enabled()
         assert torch.get_float32_matmul_precision() == "highest"
+
+
+PRECISION = """
+import torch
+from sensitivity.jacobian.guard import measuring
+b = torch.backends
+places = [p for p in (b.cuda.matmul, b.cudnn.conv, b.cudnn.rnn, b.mkldnn.matmul, b.mkldnn.conv, b.mkldnn.rnn)
+          if hasattr(p, "fp32_precision")]
+def settings():
+    return [place.fp32_precision for place in places]
+for place, value in ((None, ""), (b.cuda.matmul, "tf32"), (b.mkldnn.matmul, "bf16")):
+    if place in places:
+        place.fp32_precision = value
+    before = settings()
+    with measuring(None):
+        assert set(settings()) <= {"ieee"}, settings()
+    assert settings() == before, (settings(), before)
+"""
+
+
+def test_newer_precision_settings_stay_whatever_they_were():
+    """In a process of its own: which state torch starts in is half of the question."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", PRECISION], check=True)
 
 
 def test_parameters_are_frozen_inside(home):

@@ -15,7 +15,7 @@ from torch import nn
 
 from sensitivity import SensitivityMap, SensitivityStatistics, SoftmaxAttention, backends, measure
 from sensitivity.errors import InputError, SensitivityWarning
-from sensitivity.jacobian import tile_sizes
+from sensitivity.jacobian import memory, tile_sizes
 from sensitivity.layers import DiagonalDropout, TemporalAttention
 
 TOKENS = draw(3, 7, 8)
@@ -356,3 +356,25 @@ def test_statistics_refuse_what_was_not_measured():
         found.sink_ratio(head=2)
     with pytest.raises(InputError, match="path='key' and head=1 together name no map that is measured"):
         found.sink_ratio(path="key", head=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep": "statistics"}, {"paths": True, "heads": True}])
+def test_what_is_free_is_asked_for_where_it_matters_only(options, monkeypatch):
+    """Reading it takes longer than the rest of a short measurement's bookkeeping."""
+    asked = []
+    monkeypatch.setattr(memory, "available", lambda device: asked.append(device) or 2**33)
+    layer = SoftmaxAttention.random(DIM, 2, dtype=torch.float64)
+    measure(layer, draw(1, 100, DIM), **options)
+    assert asked == []
+    monkeypatch.setattr(memory, "LITTLE", 2**20)
+    found = measure(layer, draw(1, 100, DIM), **options)
+    assert asked == [torch.device("cpu")]
+    assert found.notes == []
+
+
+def test_little_is_granted_and_much_is_not(monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda device: 2**29)
+    cpu = torch.device("cpu")
+    assert memory.budget(None, cpu, memory.LITTLE) == memory.LITTLE
+    assert memory.budget(None, cpu, memory.LITTLE + 1) == memory.budget(None, cpu) == 2**28
+    assert memory.budget(100, cpu, 10) == 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,31 +24,32 @@ class DiagonalBlocks:
         outputs: :math:`W_O`, which takes ``inner`` to the blocks.
     """
 
-    inner: Float[Tensor, "sample head row inner dim"]
-    query: Float[Tensor, "sample head row inner dim"]
+    inner: Float[Tensor, "sample row head inner dim"]
+    query: Float[Tensor, "sample row head inner dim"]
     outputs: Float[Tensor, "head out inner"]
 
     @classmethod
-    def of(cls, attention: SoftmaxAttention, rows: Rows, keep_query: bool = True) -> DiagonalBlocks:
-        """The blocks of some rows; ``keep_query=False`` saves a copy where the query path alone is not wanted."""
-        alpha, deviation = rows.on_diagonal()
-        gradient = attention.scale * rows.query @ attention.key_weight
+    def of(cls, attention: SoftmaxAttention, rows: Rows) -> DiagonalBlocks:
+        """The blocks of some rows."""
+        alpha, deviation = (part.transpose(1, 2)[..., None] for part in rows.on_diagonal())
+        gradient = (attention.scale * rows.query @ attention.key_weight).transpose(1, 2)
         covariance = rows.covariance().movedim(-1, 2)
         query = covariance.flatten(2, 3) @ (attention.scale * attention.query_weight)
-        query = query.unflatten(2, covariance.shape[2:4])
-        inner = query.clone() if keep_query else query
-        inner.addcmul_(attention.value_weight[:, None], alpha[..., None])
-        inner.addcmul_(deviation[..., None], gradient[:, :, :, None])
+        query = query.unflatten(2, covariance.shape[2:4]).transpose(1, 2)
+        # the heads of a row next to one another, as their product with the outputs wants them
+        out = None if torch.is_grad_enabled() else query.new_empty(query.shape)
+        inner = torch.addcmul(query, attention.value_weight, alpha, out=out)
+        inner.addcmul_(deviation, gradient[:, :, :, None])
         return cls(inner, query, attention.output_weight)
 
     def total(self, query: bool = False) -> Float[Tensor, "sample row out dim"]:
         """The blocks of all heads together, or their query path."""
-        inner = (self.query if query else self.inner).transpose(1, 2).flatten(2, 3)
+        inner = (self.query if query else self.inner).flatten(2, 3)
         return self.outputs.movedim(0, 1).flatten(1) @ inner
 
     def heads(self) -> Float[Tensor, "sample head row out dim"]:
         """The blocks of every head."""
-        return self.outputs[:, None] @ self.inner
+        return (self.outputs @ self.inner).transpose(1, 2)
 
 
 class DiagonalNorms(NamedTuple):

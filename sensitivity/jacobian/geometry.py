@@ -62,7 +62,7 @@ class Geometry:
         widths = (attention.heads, attention.value_weight.shape[1]), (attention.heads, attention.width)
 
         def of_pairs(products: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
-            return products.unflatten(1, columns).unflatten(0, rows).movedim(2, 1)
+            return products.view(*rows, *columns).transpose(1, 2)
 
         outputs = of_pairs(w_o.mT @ w_o, widths[0], widths[0])
         values = of_pairs(w_v @ w_v.mT, widths[0], widths[0])
@@ -76,32 +76,26 @@ class Geometry:
         )
 
     @cached_property
-    def _on_query(self) -> Float[Tensor, "head width forms"]:
-        r"""What takes :math:`q^g` to :math:`2 t^{hg}` for every ``h``, and then to :math:`c^2 W_K^h W_K^{gT} q^g`."""
-        turned, keys = 2 * self.turned.movedim(0, 2), self.keys.mT.movedim(0, 2)
-        return torch.cat([turned.flatten(2), keys.flatten(2)], dim=2)
-
-    @cached_property
-    def _on_value(self) -> Float[Tensor, "head value_width forms"]:
-        r"""What takes :math:`v^h` to :math:`G^{gh} v^h` for every ``g``."""
-        return self.outputs.movedim(1, 2).flatten(2)
+    def _on_query(self) -> Float[Tensor, "head other width forms"]:
+        r"""What takes :math:`q^g` to :math:`2 t^{hg}` and :math:`c^2 W_K^h W_K^{gT} q^g`, for heads ``g`` and ``h``."""
+        return torch.cat([2 * self.turned.transpose(0, 1), self.keys], dim=3)
 
     def _put_out(
         self, value: Float[Tensor, "head sample time value_width"]
-    ) -> Float[Tensor, "head sample time other value_width"]:
+    ) -> Float[Tensor, "head other sample time value_width"]:
         r""":math:`G^{gh} v^h` for every head ``h`` and every other ``g``."""
-        return (value @ self._on_value[:, None]).unflatten(3, (len(value), -1))
+        return value[:, None] @ self.outputs[:, :, None]
 
     def columns(self, value: Float[Tensor, "sample head key value_width"]) -> Features:
         r"""Column features :math:`[v^h_j, 1, v^h_j G^{hh} v^h_j]` and :math:`[v^g_j, v^h_j, 1, v^h_j G^{hg} v^g_j]`."""
-        forms = (self._put_out(value.movedim(1, 0)) * value.transpose(1, 2)).sum(dim=4).transpose(1, 2)
-        value = value.movedim(1, 0).mT
-        first, second, ones = value[self.first], value[self.second], torch.ones_like(value[:, :, :1])
-        squares = forms.diagonal(dim1=0, dim2=3).movedim(-1, 0).mT[:, :, None]
-        cross = forms[self.first, :, :, self.second].mT[:, :, None]
+        value = value.transpose(0, 1)
+        forms = (self._put_out(value) * value).sum(dim=4)
+        squares, cross = forms.diagonal().movedim(-1, 0)[:, :, None], forms[self.first, self.second][:, :, None]
+        value = value.mT
+        first, second, one = value[self.first], value[self.second], value.new_ones(())
         return Features(
-            torch.cat([value, ones, squares], dim=2),
-            torch.cat([second, first, ones[self.first], cross], dim=2),
+            torch.cat([value, one.expand_as(squares), squares], dim=2),
+            torch.cat([second, first, one.expand_as(cross), cross], dim=2),
             squares,
         )
 
@@ -124,23 +118,22 @@ class Geometry:
             mean: :math:`\bar v_i`, the weighted mean of the values.
             value_path: False leaves :math:`M` out: the bracket of the key path alone.
         """
-        heads, width, every_query = query.shape[1], mean.shape[3], query.transpose(1, 2)
-        query, mean = query.movedim(1, 0), mean.movedim(1, 0)
-        # of heads g and h: (g, sample, row, h, feature)
-        turned, keyed = (query @ self._on_query[:, None]).tensor_split((heads * width,), dim=3)
-        turned = turned.unflatten(3, (heads, width))
-        omega = (keyed.unflatten(3, (heads, -1)) * every_query).sum(dim=4, keepdim=True)
+        width = mean.shape[3]
+        query, mean = query.transpose(0, 1), mean.transpose(0, 1)
+        # of heads g and h: (g, h, sample, row, feature)
+        turned, keyed = (query[:, None] @ self._on_query[:, :, None]).tensor_split((width,), dim=4)
+        omega = (keyed * query).sum(dim=4, keepdim=True)
         output = self._put_out(mean)
-        values = self.values[:, None, None, :, None]
+        values = self.values[:, :, None, None, None]
         if not value_path:
             turned, values = torch.zeros_like(turned), torch.zeros_like(values)
-        on_value = torch.addcmul(turned, omega, output.transpose(0, 3), value=-2)
-        constant = values - ((turned + on_value) * (mean / 2)[:, :, :, None]).sum(dim=4, keepdim=True)
+        on_value = torch.addcmul(turned, omega, output.transpose(0, 1), value=-2)
+        constant = values - ((turned + on_value) * (mean / 2)[:, None]).sum(dim=4, keepdim=True)
         every = torch.cat([on_value, constant, omega], dim=4)
-        below, above = every[self.second, :, :, self.first], every[self.first, :, :, self.second]
+        below, above = every[self.second, self.first], every[self.first, self.second]
         cross = [below[..., :width], above[..., :width], below[..., width:] + above[..., width:]]
-        squares = (output.diagonal(dim1=0, dim2=3).movedim(-1, 0) * mean).sum(dim=3, keepdim=True)
-        return Features(every.diagonal(dim1=0, dim2=3).movedim(-1, 0), torch.cat(cross, dim=3), squares)
+        squares = (output.diagonal().movedim(-1, 0) * mean).sum(dim=3, keepdim=True)
+        return Features(every.diagonal().movedim(-1, 0), torch.cat(cross, dim=3), squares)
 
     def explicit(
         self,

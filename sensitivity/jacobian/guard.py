@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sensitivity.checks import all_finite
 from sensitivity.errors import InputError
 from sensitivity.jacobian.memory import keep_freed_memory
-from sensitivity.jacobian.state import exact_arithmetic, kept_modules, refuse_inference_mode
+from sensitivity.jacobian.state import exact_arithmetic, kept_parts, refuse_inference_mode
 from sensitivity.modules import modules_of, unwrap
 
 _BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -38,14 +38,14 @@ def measuring(model: nn.Module | Callable[..., Any] | None, stochastic: bool = F
         InputError: inside ``torch.inference_mode``; parameters made there, or not finite; a model in train mode.
     """
     refuse_inference_mode()
-    modules = modules_of(model)
-    for module in modules:
-        _check_parameters(module)
-        if not stochastic:
-            check_mode(module)
+    named = [entry for module in modules_of(model) for entry in module.named_modules()]  # one walk for all that follows
+    _check_parameters(named)
+    if not stochastic:
+        _check_modes(named)
     keep_freed_memory()
-    with exact_arithmetic(), kept_modules(modules):
-        if any(isinstance(part, nn.RNNBase) for module in modules for part in module.modules()):
+    parts = [part for _, part in named]
+    with exact_arithmetic(), kept_parts(parts):
+        if any(isinstance(part, nn.RNNBase) for part in parts):
             torch.backends.cudnn.enabled = False  # cuDNN differentiates recurrent layers in train mode only
         yield
 
@@ -59,7 +59,11 @@ def check_mode(model: nn.Module) -> None:
         InputError: dropout of positive probability, batch statistics, or any module of another library whose code asks
             for ``self.training``, in train mode.
     """
-    for name, part in unwrap(model).named_modules():
+    _check_modes(unwrap(model).named_modules())
+
+
+def _check_modes(named: Iterable[tuple[str, nn.Module]]) -> None:
+    for name, part in named:
         effect = train_effect(part) if part.training else None
         if effect is not None:
             place = f"its submodule {name!r} ({type(part).__name__})" if name else f"{type(part).__name__}"
@@ -118,8 +122,9 @@ def _asks_for_mode(kind: type[nn.Module]) -> bool:
     return False
 
 
-def _check_parameters(module: nn.Module) -> None:
-    for name, value in module.named_parameters():
+def _check_parameters(named: Iterable[tuple[str, nn.Module]]) -> None:
+    every = ((f"{place}.{name}" if place else name, value) for place, part in named for name, value in _own(part))
+    for name, value in every:
         if value.is_inference():
             raise InputError(
                 f"the parameter {name!r} was made inside torch.inference_mode and has no derivatives; build the model "
@@ -131,6 +136,10 @@ def _check_parameters(module: nn.Module) -> None:
                 f"the model's parameter {name!r} holds {count} NaN or infinite entries of {value.numel()}; "
                 "load another checkpoint or repair it before measuring."
             )
+
+
+def _own(part: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, value) for name, value in part._parameters.items() if value is not None]
 
 
 def upcast(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -14,16 +14,24 @@ from torch import Tensor
 from sensitivity.errors import InputError
 
 DEFAULT_BUDGET = 4 * 2**30
+LITTLE = 2**28  # bytes that are granted without a question: it takes longer than what would need them
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def budget(memory: int | float | None, device: torch.device) -> int:
+def budget(memory: int | float | None, device: torch.device, need: int | None = None) -> int:
     """Bytes that a measurement may take: what the caller says, or the smaller of 4 GiB and half of what is free.
+
+    Args:
+        memory: what the caller says, if anything.
+        device: where it is taken.
+        need: most that will be taken, where that is known: a little is granted whatever is free.
 
     Raises:
         InputError: not a positive number.
     """
     if memory is None:
+        if need is not None and need <= LITTLE:
+            return LITTLE
         return min(DEFAULT_BUDGET, available(device) // 2)
     if isinstance(memory, bool) or not isinstance(memory, (int, float)) or not memory > 0:
         raise InputError(f"memory must be a positive number of bytes, not {memory!r}; 4 * 2**30 is 4 GiB.")

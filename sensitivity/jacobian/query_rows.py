@@ -67,7 +67,7 @@ class Rows:
             right = self.mean_key[:, :, some].mT
         covariance = torch.addcmul(second, left[:, :, :, None], right[:, :, None], value=-1)
         norm = torch.linalg.vector_norm
-        lost = norm(covariance, dim=(1, 2, 3)) < LOST * norm(norm(left, dim=2) * norm(right, dim=2), dim=1)
+        lost = norm(norm(covariance, dim=(2, 3)), dim=1) < LOST * norm(norm(left, dim=2) * norm(right, dim=2), dim=1)
         (few,) = lost.any(dim=0).nonzero(as_tuple=True)
         if len(few):  # rows that see one key, or as good as one
             step = max(1, DEVIATIONS // self.source.pair[0].numel())

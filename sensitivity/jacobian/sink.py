@@ -63,7 +63,7 @@ def _diagonal_squares(
     attention: SoftmaxAttention, rows: Rows, residual: Tensor | None
 ) -> Float[Tensor, "sample query"]:
     """Squared norms of the diagonal blocks, all paths together."""
-    total = DiagonalBlocks.of(attention, rows, keep_query=False).total()
+    total = DiagonalBlocks.of(attention, rows).total()
     factor = attention.residual if residual is None else residual
     identity = torch.eye(*total.shape[-2:], dtype=total.dtype, device=total.device)
     return (total + factor * identity).square().sum(dim=(-2, -1))

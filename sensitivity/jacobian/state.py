@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ def _enable_kernel(name: str, enabled: bool) -> None:
 @contextlib.contextmanager
 def _full_precision() -> Iterator[None]:
     """Float32 products in float32, by torch's older and newer settings; both are as before afterwards."""
-    places = [place for place in _precision_places() if hasattr(place, "fp32_precision")]
+    places = _precision_places()
     newer = [place.fp32_precision for place in places]
     older = _older_precision()
     try:
@@ -119,29 +120,31 @@ def _older_precision() -> tuple[str, bool] | None:
         return None
 
 
+@functools.cache
 def _precision_places() -> list[Any]:
     """Where newer versions of torch keep the float32 precision, one setting per kind of operation."""
-    names = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
-    places = []
-    for name in names:
-        place: Any = torch.backends
-        for part in name.split("."):
-            place = getattr(place, part, None)
-        if place is not None:
-            places.append(place)
-    return places
+    rooms = {"cuda": ("matmul",), "cudnn": ("conv", "rnn"), "mkldnn": ("matmul", "conv", "rnn")}
+    found = [
+        getattr(getattr(torch.backends, room, None), kind, None) for room, kinds in rooms.items() for kind in kinds
+    ]
+    return [place for place in found if hasattr(place, "fp32_precision")]
 
 
 @contextlib.contextmanager
-def kept_modules(modules: list[nn.Module]) -> Iterator[None]:
-    """Freezes the parameters of ``modules`` and restores mode, buffers, gradients and flags bit by bit.
+def kept_parts(parts: Iterable[nn.Module]) -> Iterator[None]:
+    """Freezes the parameters of modules and restores mode, buffers, gradients and flags bit by bit.
 
     Gradients are taken off while the block runs, so that nothing can add to them; the same tensors come back.
+
+    Args:
+        parts: the modules, and those within them: of each only its own parameters and buffers are looked at.
     """
-    parts = list({id(part): part for module in modules for part in module.modules()}.values())
+    parts = list({id(part): part for part in parts}.values())
     modes = [part.training for part in parts]
     buffers = [{name: (value, _copy(value)) for name, value in part._buffers.items()} for part in parts]
-    parameters = list({id(value): value for module in modules for value in module.parameters()}.values())
+    parameters = list(
+        {id(value): value for part in parts for value in part._parameters.values() if value is not None}.values()
+    )
     before = [(value.grad, value.requires_grad) for value in parameters]
     try:
         for value in parameters:
@@ -155,8 +158,10 @@ def kept_modules(modules: list[nn.Module]) -> Iterator[None]:
             if value.requires_grad != flag:
                 value.requires_grad_(flag)
         for part, mode, saved in zip(parts, modes, buffers, strict=True):
-            part.training = mode
-            _restore_buffers(part, saved)
+            if part.training != mode:
+                part.training = mode
+            if saved or part._buffers:
+                _restore_buffers(part, saved)
 
 
 def _copy(value: Tensor | None) -> Tensor | None:

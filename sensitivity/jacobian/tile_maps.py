@@ -55,7 +55,7 @@ class SpectralTiles:
             maps.heads = torch.stack([norms(head=head) for head in range(self.attention.heads)], dim=1)
         if self.paths:
             maps.paths = {name: norms(path=name) for name in ("value", "key")}
-        blocks = DiagonalBlocks.of(self.attention, rows, keep_query=self.paths)
+        blocks = DiagonalBlocks.of(self.attention, rows)
         found = norms_of_blocks(blocks, self.attention, "spectral", self.paths, self.heads)
         put_diagonal(maps, self.attention, index, found, 1.0)
         return maps
@@ -101,7 +101,7 @@ class FrobeniusTiles:
         return maps
 
     def _of_blocks(self, rows: Rows) -> DiagonalNorms:
-        blocks = DiagonalBlocks.of(self.attention, rows, keep_query=self.paths)
+        blocks = DiagonalBlocks.of(self.attention, rows)
         return norms_of_blocks(blocks, self.attention, "frobenius", self.paths, self.heads)
 
 

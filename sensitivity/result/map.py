@@ -99,12 +99,14 @@ class SensitivityMap(Measurement):
         shape = tuple(self.norms.shape)
         if self.visible is None:
             object.__setattr__(self, "visible", torch.ones((1, 1, 1), dtype=torch.bool).expand(shape))
-        if self.query_times is None:
+        every = self.query_times is None
+        if every:
             object.__setattr__(self, "query_times", torch.arange(shape[1]))
         if self.out_length is None:
             object.__setattr__(self, "out_length", shape[1])
         check_shapes(shape, self._arrays())
-        check_times(self.query_times, shape[1], self.out_length)
+        if not every or self.out_length < shape[1]:
+            check_times(self.query_times, shape[1], self.out_length)
         counted = {"norms": self.norms, "standard errors": self.standard_error}
         counted |= {f"{name} path norms": path for name, path in self.paths.items()}
         for what, values in counted.items():
