@@ -206,8 +206,19 @@ class SoftmaxAttention:
             weights["output_bias"] = draw(dim)
         return cls(**weights, residual=residual, **options)
 
-    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> SoftmaxAttention:
-        """The same layer with its floating tensors in another type or on another device; itself if they are there."""
+    def to(
+        self,
+        *given: torch.dtype | torch.device | str,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> SoftmaxAttention:
+        """The same layer with its floating tensors in another type or on another device; itself if they are there.
+
+        ``given`` are a type, a device or both without their names.
+        """
+        for value in given:
+            dtype, device = (value, device) if isinstance(value, torch.dtype) else (dtype, value)
+        checks.floating(dtype)
 
         def move(value: Tensor) -> Tensor:
             return value.to(device=device, dtype=dtype if value.is_floating_point() else None)

@@ -29,8 +29,10 @@ def finite(tensor: Tensor, name: str, way: str = "remove or impute them before m
         way: the way out.
 
     Raises:
-        InputError: an entry is NaN or infinite; the message says how many and where the first one is.
+        InputError: an entry is NaN or infinite; the message says how many and where the first one is. Or there are no
+            entries, because the tensor is on the meta device.
     """
+    held(tensor, name)
     if not all_finite(tensor):
         bad = ~torch.isfinite(tensor)
         index = tuple(int(part) for part in bad.nonzero()[0])
@@ -40,6 +42,26 @@ def finite(tensor: Tensor, name: str, way: str = "remove or impute them before m
             f"at index {index}); {way}."
         )
     return tensor
+
+
+def held(tensor: Tensor, name: str) -> None:
+    """Refuses a tensor without numbers, such as the parameters of a model whose weights are not loaded yet.
+
+    Raises:
+        InputError: the tensor is on the meta device.
+    """
+    if tensor.is_meta:
+        raise InputError(f"{name} is on the meta device, which holds no numbers; load the weights before measuring.")
+
+
+def floating(dtype: torch.dtype | None) -> None:
+    """Refuses a type in which nothing can be differentiated.
+
+    Raises:
+        InputError: not a floating type.
+    """
+    if dtype is not None and not dtype.is_floating_point:
+        raise InputError(f"dtype must be a floating type, not {dtype}.")
 
 
 def tokens(value: Any, dim: int | None = None) -> Float[Tensor, "sample time feature"]:

@@ -129,8 +129,7 @@ def find_target(
     dtype: torch.dtype | None,
 ) -> Target:
     """Finds out what is to be measured and at which tokens."""
-    if dtype is not None and not dtype.is_floating_point:
-        raise InputError(f"dtype must be a floating type, not {dtype}.")
+    checks.floating(dtype)
     model = unwrap(model)
     if dtype is not None and isinstance(model, nn.Module):
         model = upcast(model, dtype)

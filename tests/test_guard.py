@@ -274,6 +274,18 @@ def test_parameters_must_be_finite():
         pass
 
 
+def test_parameters_must_be_loaded():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(DIM, DIM))
+    with (
+        pytest.raises(
+            InputError, match=r"the model's parameter '0\.weight' is on the meta device, .* load the weights"
+        ),
+        measuring(model),
+    ):
+        pass
+
+
 def test_upcast_is_a_copy():
     model = build("transformer").bfloat16()
     wide = upcast(model, torch.float64)

@@ -153,6 +153,19 @@ def test_weak_logits_dilute_as_one_over_length() -> None:
     assert longest is None
 
 
+def test_a_name_that_no_statistic_has_is_refused(found: Sweep) -> None:
+    """It would look like a statistic without enough lengths."""
+    for ask in (lambda: found.decay("a", "off-diagonal"), lambda: found.statistic("a", "off-diagonal")):
+        with pytest.raises(InputError, match=r"unknown statistic 'off-diagonal'; a has off_diagonal, diagonal, sink_r"):
+            ask()
+    with pytest.raises(InputError, match="unknown layer 'c'"):
+        found.statistic("c", "diagonal")
+    wide = SoftmaxAttention(*(draw(*shape).float() for shape in ((1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 5, 2))))
+    narrow = sweep(RandomTokens(wide, samples=3), [4, 8, 16, 32], bounds=())
+    assert narrow.decay("attention", "diagonal_residual_removed") is None  # a name, of what this layer has not
+    assert all(math.isnan(value) for value in narrow.statistic("attention", "sink_ratio_residual_removed").values())
+
+
 def test_copies_within_a_unit_do_not_sharpen_the_interval() -> None:
     attention = layer()
     tokens = {T: draw(6, T, 6, seed=T) for T in (4, 8, 16, 32)}

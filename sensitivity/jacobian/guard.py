@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sensitivity.checks import all_finite
+from sensitivity.checks import all_finite, held
 from sensitivity.errors import InputError
 from sensitivity.jacobian.memory import keep_freed_memory
 from sensitivity.jacobian.state import exact_arithmetic, kept_parts, refuse_inference_mode
@@ -35,7 +35,8 @@ def measuring(model: nn.Module | Callable[..., Any] | None, stochastic: bool = F
         stochastic: lets a model in train mode through.
 
     Raises:
-        InputError: inside ``torch.inference_mode``; parameters made there, or not finite; a model in train mode.
+        InputError: inside ``torch.inference_mode``; parameters made there, not finite or not loaded; a model in train
+            mode.
     """
     refuse_inference_mode()
     named = [entry for module in modules_of(model) for entry in module.named_modules()]  # one walk for all that follows
@@ -130,6 +131,7 @@ def _check_parameters(named: Iterable[tuple[str, nn.Module]]) -> None:
                 f"the parameter {name!r} was made inside torch.inference_mode and has no derivatives; build the model "
                 "outside of that block."
             )
+        held(value, f"the model's parameter {name!r}")
         if value.is_floating_point() and not all_finite(value):
             count = int((~torch.isfinite(value)).sum())
             raise InputError(

@@ -20,6 +20,8 @@ from sensitivity.sweep.record import Record
 if TYPE_CHECKING:
     import xarray
 
+REMOVED = "_residual_removed"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sweep:
@@ -61,7 +63,12 @@ class Sweep:
         return self.records[layer, length]
 
     def statistic(self, layer: str, name: str) -> dict[int, float]:
-        """A statistic by length; NaN where it is undefined."""
+        """A statistic by length; NaN where it is undefined.
+
+        Raises:
+            InputError: no such layer or statistic; the message lists those that were measured.
+        """
+        self._check_statistic(layer, name)
         return {length: float(self.record(layer, length).statistics.get(name, math.nan)) for length in self.lengths}
 
     def decay(
@@ -84,7 +91,11 @@ class Sweep:
 
         Returns:
             The fit; None with fewer than four lengths at which the statistic is above zero.
+
+        Raises:
+            InputError: no such layer, length or statistic; the message lists those that were measured.
         """
+        self._check_statistic(layer, statistic)
         wanted = self.lengths if lengths is None else lengths
         known = [length for length in wanted if statistic in self.record(layer, length).statistics]
         units = {length: self.record(layer, length).by_unit(statistic) for length in known}
@@ -96,6 +107,12 @@ class Sweep:
             return None
         seed = int(self.provenance.get("seed", 0)) if seed is None else seed
         return decay_exponent(usable, [[units[length][unit] for length in usable] for unit in common], seed=seed)
+
+    def _check_statistic(self, layer: str, name: str) -> None:
+        """Refuses a name that no statistic has; those without the residual are there for square layers only."""
+        known = self.record(layer).statistics
+        if name not in known and name not in {f"{other}{REMOVED}" for other in known}:
+            raise InputError(f"unknown statistic {name!r}; {layer} has {', '.join(known)}.")
 
     def kept(self, layer: str) -> tuple[int, ...]:
         """The lengths whose mean maps were kept."""
