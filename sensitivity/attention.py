@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sensitivity import checks, diagonal_bias
+from sensitivity import attention_checks, checks, diagonal_bias
 from sensitivity.describers import describer, known_kinds
 from sensitivity.errors import InputError
 
@@ -49,7 +49,7 @@ class SoftmaxAttention:
             ``(sample, head, query, key)``.
 
     Raises:
-        InputError: weights that do not fit together, or that are not finite.
+        InputError: weights that do not fit together, or that are not finite; masks of another type or shape.
     """
 
     query_weight: Float[Tensor, "head width dim"]
@@ -71,28 +71,8 @@ class SoftmaxAttention:
     multiplier: Tensor | None = None
 
     def __post_init__(self) -> None:
-        heads, width = self.query_weight.shape[:2]
-        if self.key_weight.shape[:2] != (heads, width) or self.value_weight.shape[0] != heads:
-            raise InputError(
-                f"query, key and value weights disagree: {tuple(self.query_weight.shape)}, "
-                f"{tuple(self.key_weight.shape)}, {tuple(self.value_weight.shape)}; expected (head, width, dim) each."
-            )
-        if self.output_weight.shape[0] != heads or self.output_weight.shape[2] != self.value_weight.shape[1]:
-            raise InputError(
-                f"the output weight {tuple(self.output_weight.shape)} does not fit the value weight "
-                f"{tuple(self.value_weight.shape)}; expected (head, out, value_width)."
-            )
-        if self.residual and self.out_dim != self.dim:
-            raise InputError(f"a residual needs equal widths in and out, not {self.dim} and {self.out_dim}.")
-        for name, value in self._tensors().items():
-            if name not in ("bias", "padding"):
-                checks.finite(value, f"the attention layer's {name}")
-        if self.bias is not None and not (self.bias < math.inf).all():
-            raise InputError("the attention layer's bias holds NaN or +inf; use -inf to hide a pair.")
-        if not math.isfinite(self.residual):
-            raise InputError(f"residual must be True, False or a finite factor, not {self.residual}.")
-        diagonal_bias.check(self.diagonal_bias, self.diagonal_length, heads)
-        object.__setattr__(self, "scale", 1 / math.sqrt(width) if self.scale is None else float(self.scale))
+        attention_checks.check(self, self._tensors())
+        object.__setattr__(self, "scale", 1 / math.sqrt(self.width) if self.scale is None else float(self.scale))
         for name in ("bias", "multiplier"):
             value = getattr(self, name)
             if value is not None:
@@ -185,9 +165,10 @@ class SoftmaxAttention:
             **options: further fields, such as ``causal=True``.
 
         Raises:
-            InputError: ``dim`` is not divisible by ``heads``, or ``gain`` is not finite.
+            InputError: ``dim`` is not divisible by ``heads``, ``gain`` is not finite, or ``dtype`` not floating.
         """
         width = checks.head_width(dim, heads)
+        checks.floating(dtype)
         if not math.isfinite(gain):
             raise InputError(f"gain must be a finite number, not {gain}.")
         generator = torch.Generator().manual_seed(seed)
@@ -219,6 +200,7 @@ class SoftmaxAttention:
         for value in given:
             dtype, device = (value, device) if isinstance(value, torch.dtype) else (dtype, value)
         checks.floating(dtype)
+        device = checks.device(device)
 
         def move(value: Tensor) -> Tensor:
             return value.to(device=device, dtype=dtype if value.is_floating_point() else None)

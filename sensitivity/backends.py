@@ -16,6 +16,7 @@ from sensitivity.errors import InputError
 from sensitivity.jacobian import autodiff, closed_form, memory, tile_sizes
 from sensitivity.jacobian.closed_form import Tile
 from sensitivity.jacobian.norms import Norm, NormMaps
+from sensitivity.jacobian.replicated import Rows
 from sensitivity.target import Target
 
 KEEPS = ("map", "statistics")
@@ -97,14 +98,14 @@ def in_closed_form(target: Target, request: Request) -> Found:
         rows=None if times is None else times.to(tokens.device),
         size=size,
     )
-    for tile in watched(stream, rows * samples, _rows_of, f"measuring {target.name}"):
+    for tile in watched(stream, rows * samples, _rows_of, "measuring", target.name):
         kept.add(tile)
     if isinstance(kept, KeptMaps):
         kept.finish()
     return Found(kept, times, length, tokens.dtype, "closed form", notes, deferred)
 
 
-def _rows_of(tile: Tile) -> int:
+def _rows_of(tile: Tile | Rows) -> int:
     return len(tile.rows) * (tile.samples.stop - tile.samples.start)
 
 
@@ -191,9 +192,10 @@ def _summed(target: Target, request: Request, masks: Masks, times: Tensor | None
     notes: list[str] = []
     step = max(1, _BLOCK // (masks.samples * masks.keys))
     engine, dtype = "", target.tokens.dtype
-    for rows in watched(order.split(step), len(order), len, f"differentiating {target.name}"):
-        whole = times is None and len(rows) == masks.queries
-        maps = _norm_maps(target, request, masks.queries, None if whole else rows)
+    whole = step >= len(order)  # then the one step has a bar of its own
+    steps = order.split(step) if whole else watched(order.split(step), len(order), len, "differentiating", target.name)
+    for rows in steps:
+        maps = _norm_maps(target, request, masks.queries, times if whole else rows, whole)
         engine, dtype = engine or maps.engine, maps.total.dtype
         notes += maps.notes
         tile = Tile(slice(0, masks.samples), rows.to(maps.total.device), maps)
@@ -207,12 +209,22 @@ def _summed(target: Target, request: Request, masks: Masks, times: Tensor | None
     return Found(causal if one_sided else every, times, masks.queries, dtype, engine, notes)
 
 
-def _norm_maps(target: Target, request: Request, queries: int, times: Tensor | None) -> NormMaps:
-    """The maps of all rows or of some: one map, or the mean over draws of a model in train mode."""
+def _norm_maps(target: Target, request: Request, queries: int, times: Tensor | None, shown: bool = True) -> NormMaps:
+    """The maps of all rows or of some: one map, or the mean over draws of a model in train mode.
+
+    Args:
+        target: what is differentiated.
+        request: what is asked for.
+        queries: number of output times.
+        times: those of the rows; None for all.
+        shown: whether this is all there is to do, so that it has the bar.
+    """
     function, keys = target.function, target.tokens.shape[1]
     order = torch.arange(queries, device=target.tokens.device) if times is None else times.to(target.tokens.device)
     options: dict[str, Any] = {"norm": request.norm, "chunk": request.chunk, "probes": request.probes}
     options |= {"memory": request.budget, "residual": float(target.residual)}
+    if shown:
+        options["watch"] = lambda chunks, total: watched(chunks, total, _rows_of, "differentiating", target.name)
     if times is not None:
         function = lambda tokens: target.function(tokens)[:, order]  # noqa: E731
         options["times"] = order % keys  # where lengths differ, none is an output's own: its norms are dropped below

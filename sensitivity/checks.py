@@ -14,6 +14,8 @@ from torch import Tensor
 
 from sensitivity.errors import InputError, SensitivityError
 
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # what torch computes and differentiates in
+
 
 def all_finite(tensor: Tensor) -> bool:
     """Whether all entries are finite: one pass where their sum is, and a closer look where it is not."""
@@ -51,17 +53,29 @@ def held(tensor: Tensor, name: str) -> None:
         InputError: the tensor is on the meta device.
     """
     if tensor.is_meta:
-        raise InputError(f"{name} is on the meta device, which holds no numbers; load the weights before measuring.")
+        raise InputError(f"{name} is on the meta device, which holds no numbers; load it before measuring.")
 
 
-def floating(dtype: torch.dtype | None) -> None:
-    """Refuses a type in which nothing can be differentiated.
+def floating(dtype: Any) -> None:
+    """Refuses a type in which nothing can be computed and differentiated; None is let through.
 
     Raises:
-        InputError: not a floating type.
+        InputError: not a floating type of 16 to 64 bits.
     """
-    if dtype is not None and not dtype.is_floating_point:
-        raise InputError(f"dtype must be a floating type, not {dtype}.")
+    if dtype is not None and dtype not in FLOATS:
+        raise InputError(f"dtype must be a floating type such as torch.float64, not {dtype!r}.")
+
+
+def device(place: Any) -> torch.device | None:
+    """The device; None where none is given.
+
+    Raises:
+        InputError: no such device.
+    """
+    try:
+        return None if place is None else torch.device(place)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"{place!r} is neither a device, such as 'cpu' or 'cuda:0', nor a torch.dtype.") from error
 
 
 def tokens(value: Any, dim: int | None = None) -> Float[Tensor, "sample time feature"]:
@@ -83,7 +97,9 @@ def tokens(value: Any, dim: int | None = None) -> Float[Tensor, "sample time fea
             "tokens must be a dense tensor that holds numbers, not a sparse, nested or meta one; pad sequences of "
             "different lengths and say so with padding=."
         )
-    if not value.is_floating_point():
+    if value.dtype not in FLOATS:
+        if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+            raise InputError(f"tokens must be floating point, not {value.dtype}; convert them to torch.float32.")
         raise InputError(
             f"tokens must be floating point, not {value.dtype}: integer ids have no derivative; name the embedding "
             "layer with layer= and measure from its output, or pass embedded tokens."
@@ -118,6 +134,7 @@ def padding(value: Tensor | None, samples: int, length: int) -> Bool[Tensor, "sa
         return None
     if not isinstance(value, Tensor) or value.dtype != torch.bool:
         raise InputError("padding must be a boolean tensor (sample, time), True where a position is padding.")
+    held(value, "padding")
     if value.shape[-1] != length or value.numel() not in (length, samples * length):
         raise InputError(f"padding has shape {tuple(value.shape)}, but the tokens are ({samples}, {length}) positions.")
     value = value.reshape(-1, length).expand(samples, length)

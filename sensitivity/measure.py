@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from sensitivity import checks
 from sensitivity.backends import KEEPS, Found, Request, by_autodiff, in_closed_form
 from sensitivity.collecting import KeptSums
 from sensitivity.errors import InputError
@@ -139,6 +140,7 @@ def measure(
     ((4, 16, 16), ['key', 'query', 'residual', 'value'])
     """
     check_norm(norm)
+    _check_flags(paths=paths, heads=heads)
     stochastic = _check_options(model, backend, stochastic, probes, keep)
     _check_types(layer, residual, dtype, chunk, seed)
     seed = operator.index(seed)
@@ -173,6 +175,7 @@ def blocks(
     Raises:
         InputError: what was handed in cannot be measured, or the blocks do not fit the budget.
     """
+    _check_flags(paths=paths)
     _check_options(model, backend, 0, None, "map")
     _check_types(layer, residual, dtype, chunk)
     with measuring(unwrap(model)):
@@ -211,6 +214,12 @@ def _check_options(model: Any, backend: str, stochastic: int, probes: int | None
     return stochastic
 
 
+def _check_flags(**flags: Any) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{name} must be True, for all {name}, or False, not {value!r}.")
+
+
 def _check_types(layer: Any, residual: Any, dtype: Any, chunk: Any, seed: Any = 0) -> None:
     if layer is not None and (not isinstance(layer, str) or not layer):
         raise InputError(
@@ -218,9 +227,8 @@ def _check_types(layer: Any, residual: Any, dtype: Any, chunk: Any, seed: Any = 
         )
     if residual is not None and not (isinstance(residual, bool | int | float) and math.isfinite(residual)):
         raise InputError(f"residual must be True, False, a finite factor or None, not {residual!r}.")
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise InputError(f"dtype must be a floating type such as torch.float64, not {dtype!r}.")
-    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int)):
+    checks.floating(dtype)
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
         raise InputError(f"chunk must be a positive number of rows, not {chunk!r}.")
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or not -(2**63) <= int(seed) < 2**63:
         raise InputError(f"seed must be an integer of at most 64 bits, not {seed!r}.")

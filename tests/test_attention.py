@@ -87,7 +87,7 @@ def test_to_takes_what_tensors_take():
     assert layer().to(torch.float32).dtype == torch.float32
     assert layer().to("cpu", torch.float32).dtype == torch.float32
     assert layer().to(torch.device("cpu")).dtype == torch.float64
-    with pytest.raises(InputError, match=r"dtype must be a floating type, not torch\.int64"):
+    with pytest.raises(InputError, match=r"dtype must be a floating type such as torch\.float64, not torch\.int64"):
         layer().to(torch.int64)
     with pytest.raises(InputError, match="the attention layer's query_weight is on the meta device, which holds no"):
         layer().to("meta")

@@ -236,6 +236,8 @@ class TestRows:
         padding[:, :4] = True
         found = measure(SoftmaxAttention.random(8, 2, dtype=torch.float64), TOKENS, padding=padding, rows=3)
         assert found.query_times.tolist() == [4, 5, 6]
+        with pytest.raises(InputError, match="rows=4 query rows cannot be drawn from the 3 of 7 that are not padding"):
+            measure(SoftmaxAttention.random(8, 2, dtype=torch.float64), TOKENS, padding=padding, rows=4)
 
     @pytest.mark.parametrize("rows", [range(2, 5), (2, 3, 4), np.array([2, 3, 4]), torch.tensor([2, 3, 4])])
     def test_may_be_named_in_many_ways(self, rows):

@@ -10,7 +10,7 @@ import torch
 from front_door import TOKENS, Reader, encoder, temporal
 
 from sensitivity import InputError, blocks, measure
-from sensitivity.measure import _check_types
+from sensitivity.measure import _check_flags, _check_types
 
 NAN = TOKENS.clone()
 NAN[1, 2, 3] = math.nan
@@ -45,9 +45,13 @@ NAN[1, 2, 3] = math.nan
         ),
         ({"probes": 1}, "probes must be an integer of at least 2, so that there is an error bar, not 1"),
         ({"probes": 4}, "probes estimate what the closed form gives exactly"),
-        ({"dtype": torch.int64}, "dtype must be a floating type, not torch.int64"),
+        ({"dtype": torch.int64}, "dtype must be a floating type such as torch.float64, not torch.int64"),
         ({"padding": torch.zeros(2, 4, dtype=torch.bool)}, r"padding has shape \(2, 4\), but the tokens are \(2, 5\)"),
         ({"padding": torch.zeros(2, 5)}, "padding must be a boolean tensor"),
+        (
+            {"padding": torch.zeros(2, 5, dtype=torch.bool, device="meta")},
+            "padding is on the meta device, which holds no",
+        ),
         ({"padding": torch.ones(2, 5, dtype=torch.bool)}, "sample 0 is padding throughout"),
         ({"layer": "nope"}, "unknown layer"),
         (
@@ -70,6 +74,7 @@ def test_bad_input_of_a_layer(options, text):
         ({"residual": "yes"}, "residual must be True, False, a finite factor or None, not 'yes'"),
         ({"residual": math.nan}, "residual must be True, False, a finite factor or None, not nan"),
         ({"dtype": "float32"}, "dtype must be a floating type such as torch.float64, not 'float32'"),
+        ({"chunk": 0}, "chunk must be a positive number of rows, not 0"),
         ({"chunk": 1.5}, "chunk must be a positive number of rows, not 1.5"),
         ({"chunk": np.int64(2)}, "chunk must be a positive number of rows, not "),
         ({"seed": None}, "seed must be an integer of at most 64 bits, not None"),
@@ -79,6 +84,19 @@ def test_options_of_another_type(options, text):
     """The tests' own type checker would stop these at measure(); a user's program has none."""
     with pytest.raises(InputError, match=text):
         _check_types(**dict.fromkeys(["layer", "residual", "dtype", "chunk"]) | options)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"paths": "maybe"}, "paths must be True, for all paths, or False, not 'maybe'"),
+        ({"paths": ["value"]}, r"paths must be True, for all paths, or False, not \['value'\]"),
+        ({"heads": 3}, "heads must be True, for all heads, or False, not 3"),
+    ],
+)
+def test_flags_of_another_type(flags, text):
+    with pytest.raises(InputError, match=text):
+        _check_flags(**flags)
 
 
 def test_bad_models_are_refused():

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Iterator
 
 import pytest
+from oracles import draw
+from sequence_models import DIM, LENGTH, transformer
 
+from sensitivity import SoftmaxAttention, backends, measure
 from sensitivity.collecting import progress
 
 
@@ -28,7 +32,7 @@ class Screen(io.StringIO):
 
 
 def run(items: list[int]) -> list[int]:
-    return list(progress.watched(items, sum(items), lambda item: item, "measuring a layer"))
+    return list(progress.watched(items, sum(items), lambda item: item, "measuring", "a layer"))
 
 
 def test_a_long_one_shows_how_far_it_is(monkeypatch):
@@ -63,6 +67,40 @@ def test_the_bar_goes_away_after_an_error(monkeypatch):
         raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
-        list(progress.watched(items(), 4, lambda item: item, "measuring"))
+        list(progress.watched(items(), 4, lambda item: item, "measuring", "layer"))
     assert "measuring" in screen.getvalue()
     assert screen.getvalue().endswith("\x1b[2K")
+
+
+def shares(screen: Screen) -> list[int]:
+    """The percentages that were shown, in order."""
+    return [int(share) for share in re.findall(r"(\d+)%", screen.getvalue())]
+
+
+class TestMeasurements:
+    @pytest.mark.parametrize("keep", ["map", "statistics"])
+    def test_differentiation_shows_its_rows(self, keep, monkeypatch):
+        screen = Screen(monkeypatch)
+        measure(transformer().eval(), draw(2, LENGTH, DIM).float(), keep=keep, chunk=DIM)
+        assert "differentiating TransformerEncoder" in screen.getvalue()
+        assert shares(screen)[-1] == 100
+
+    def test_one_bar_for_many_steps(self, monkeypatch):
+        monkeypatch.setattr(backends, "_BLOCK", 2 * LENGTH)
+        screen = Screen(monkeypatch)
+        measure(transformer().eval(), draw(1, LENGTH, DIM).float(), keep="statistics")
+        assert shares(screen)[-1] == 100
+        assert screen.getvalue().count("\x1b[?25l") == 1  # the cursor is hidden once for each bar
+
+    def test_the_closed_form_shows_its_tiles(self, monkeypatch):
+        screen = Screen(monkeypatch)
+        measure(SoftmaxAttention.random(DIM, 1), draw(1, LENGTH, DIM).float())
+        assert "measuring attention" in screen.getvalue()
+        assert shares(screen)[-1] == 100
+
+    def test_the_end_of_a_long_name_stays(self, monkeypatch):
+        screen = Screen(monkeypatch)
+        name = "backbone.transformer_encoder.layers.10.self_attention"
+        list(progress.watched([1], 1, lambda item: item, "differentiating", name))
+        assert "differentiating …ayers.10.self_attention " in screen.getvalue()
+        assert shares(screen)[-1] == 100

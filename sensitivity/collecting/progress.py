@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 PATIENCE = 2.0  # seconds before a bar appears
+WIDEST = 24  # characters of a name, beside which the bar and the time fit 80 columns
 
 
-def watched(items: Iterable[Item], total: int, size: Callable[[Item], int], what: str) -> Iterator[Item]:
+def watched(items: Iterable[Item], total: int, size: Callable[[Item], int], doing: str, name: str) -> Iterator[Item]:
     """The items as they come; if they take long, a bar on standard error says how many rows are done.
 
     Nothing is written where standard error is not a terminal.
@@ -23,7 +24,8 @@ def watched(items: Iterable[Item], total: int, size: Callable[[Item], int], what
         items: what streams by.
         total: rows of all items.
         size: rows of one item.
-        what: what is done, in a few words.
+        doing: what is done, in a word.
+        name: to what.
     """
     if not sys.stderr.isatty():
         yield from items
@@ -34,7 +36,7 @@ def watched(items: Iterable[Item], total: int, size: Callable[[Item], int], what
             yield item
             done += size(item)
             if bar is None and time.monotonic() - begun > PATIENCE:
-                bar = _bar(what, total)
+                bar = _bar(doing, name, total)
             if bar is not None:
                 bar.update(bar.task_ids[0], completed=done)
     finally:
@@ -42,13 +44,14 @@ def watched(items: Iterable[Item], total: int, size: Callable[[Item], int], what
             bar.stop()
 
 
-def _bar(what: str, total: int) -> Progress:
+def _bar(doing: str, name: str, total: int) -> Progress:
     """A bar that is on the screen; loaded here, because most measurements end before anybody wants one."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.add_task(what, total=total)
+    shown = name if len(name) <= WIDEST else f"…{name[1 - WIDEST :]}"  # its end tells a layer from others
+    bar.add_task(f"{doing} {shown}", total=total)
     bar.start()
     return bar

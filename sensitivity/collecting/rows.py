@@ -51,8 +51,9 @@ def _drawn(count: int, length: int, seed: int, padding: Tensor | None) -> Int[Te
     if padding is not None and padding.shape[-1] == length:
         real = real[~padding.all(dim=0).cpu()]
     if not 1 <= count <= len(real):
+        which = f"{len(real)}" if len(real) == length else f"the {len(real)} of {length} that are not padding"
         raise InputError(
-            f"rows={count} query rows cannot be drawn from {len(real)}; ask for 1 to {len(real)}, or leave rows out "
+            f"rows={count} query rows cannot be drawn from {which}; ask for 1 to {len(real)}, or leave rows out "
             "to measure them all."
         )
     order = torch.randperm(len(real), generator=torch.Generator().manual_seed(seed))

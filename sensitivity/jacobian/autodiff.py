@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from jaxtyping import Float, Int
@@ -15,9 +15,9 @@ from sensitivity.jacobian import memory as memories
 from sensitivity.jacobian.cotangents import Cotangents, exact, rademacher
 from sensitivity.jacobian.independence import Trial, examine
 from sensitivity.jacobian.norms import NormMaps, check_norm
-from sensitivity.jacobian.planning import Options, choose, in_words
+from sensitivity.jacobian.planning import Options, Watch, choose, in_words
 from sensitivity.jacobian.reduce import Blocks, FrobeniusMaps, Reduction, SpectralMaps
-from sensitivity.jacobian.replicated import stream
+from sensitivity.jacobian.replicated import Rows, stream
 from sensitivity.jacobian.shared import shareable
 from sensitivity.jacobian.state import exact_arithmetic
 from sensitivity.modules import modules_of
@@ -38,6 +38,7 @@ def norm_maps(
     stochastic: bool = False,
     times: Int[Tensor, " query"] | None = None,
     residual: float = 1.0,
+    watch: Watch | None = None,
 ) -> NormMaps:
     r"""Norms of every block :math:`J_{ij} = \partial h_i / \partial x_j` of each sample's own Jacobian.
 
@@ -64,6 +65,7 @@ def norm_maps(
         stochastic: lets a function through that is random (dropout in train mode): one draw per Jacobian.
         times: the input times that the output times belong to, where the function puts out some of them only.
         residual: the multiple of the identity that is taken off the diagonal blocks for their residual-removed norms.
+        watch: goes around the chunks of rows as they come, and is told the number of rows of all samples.
 
     Returns:
         Norm maps ``(sample, query, key)`` in the type of the tokens (float32 for half precision), with the engine that
@@ -74,7 +76,7 @@ def norm_maps(
         RunError: a derivative that is not finite.
     """
     check_norm(norm)
-    options = Options(engine, chunk, memory, probes, generator, stochastic)
+    options = Options(engine, chunk, memory, probes, generator, stochastic, watch)
     if probes is not None and norm == "spectral":
         raise InputError("probes estimate the Frobenius norm; choose norm='frobenius' or 'rms', or leave probes out.")
     tokens = _prepared(function, tokens)
@@ -149,7 +151,10 @@ def _run(
     if tokens.dtype in (torch.float16, torch.bfloat16):
         notes.append(f"computed in {_name(tokens.dtype)}: norms are off by up to about 1 %")
     shorter = False
-    for rows in stream(function, tokens, cotangents, plan):
+    chunks: Iterable[Rows] = stream(function, tokens, cotangents, plan)
+    if options.watch is not None:
+        chunks = options.watch(chunks, len(cotangents) * tokens.shape[0])
+    for rows in chunks:
         reduction.add(rows)
         shorter |= rows.gradients.shape[2] < tokens.shape[1]
     return in_words(plan, cotangents) + ", causal prefixes" * shorter, notes

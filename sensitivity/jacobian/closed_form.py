@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
+from sensitivity.attention_checks import check_samples
 from sensitivity.errors import InputError
 from sensitivity.jacobian import tile_sizes
 from sensitivity.jacobian.memory import keep_freed_memory
@@ -40,6 +41,7 @@ def blocks(
         The four paths by name; their sum is the Jacobian. Rows and columns of padded positions are NaN.
     """
     check_self_attention(attention)
+    check_samples(attention, tokens.shape[0])
     samples, length, _ = tokens.shape
     source = RowSource(attention, tokens)
     rows = source.rows(torch.arange(length, device=tokens.device))
@@ -156,6 +158,7 @@ def tiles(
     """
     check_norm(norm)
     check_self_attention(attention)
+    check_samples(attention, tokens.shape[0])
     keep_freed_memory()
     samples, length, _ = tokens.shape
     wanted = torch.arange(length, device=tokens.device) if rows is None else rows

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -14,9 +15,10 @@ from sensitivity.jacobian import memory as memories
 from sensitivity.jacobian.cotangents import Cotangents
 from sensitivity.jacobian.independence import Trial
 from sensitivity.jacobian.prefixes import SHORTEST
-from sensitivity.jacobian.replicated import Plan
+from sensitivity.jacobian.replicated import Plan, Rows
 from sensitivity.jacobian.shared import Shared
 
+Watch: TypeAlias = Callable[[Iterable[Rows], int], Iterable[Rows]]
 Engine = Literal["auto", "replicated", "rows", "vmap", "probes"]
 ENGINES: tuple[str, ...] = get_args(Engine)
 _CACHE = 2**26  # bytes that a backward pass runs over, beyond which larger batches no longer pay
@@ -27,7 +29,10 @@ _WORTH = 8  # rows per output time from which on it pays to see if shorter seque
 
 @dataclass(frozen=True)
 class Options:
-    """What a caller asks of the engine; see :func:`sensitivity.jacobian.autodiff.norm_maps`."""
+    """What a caller asks of the engine; see :func:`sensitivity.jacobian.autodiff.norm_maps`.
+
+    ``watch`` is what ``norm_maps`` takes by that name; None where nobody watches.
+    """
 
     engine: str = "auto"
     chunk: int | None = None
@@ -35,6 +40,7 @@ class Options:
     probes: int | None = None
     generator: torch.Generator | None = None
     stochastic: bool = False
+    watch: Watch | None = None
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
