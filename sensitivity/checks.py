@@ -178,6 +178,12 @@ def head_width(dim: int, heads: int) -> int:
     return dim // heads
 
 
+def shortened(text: str) -> str:
+    """A foreign message on one line, cut where it gets long."""
+    text = " ".join(text.split())
+    return text if len(text) <= 170 else f"{text[:167]}..."
+
+
 @contextlib.contextmanager
 def running(name: str, inputs: Any) -> Iterator[None]:
     """Around the first call of a foreign model: whatever it raises becomes one sentence, with the original as cause.
@@ -195,8 +201,7 @@ def running(name: str, inputs: Any) -> Iterator[None]:
         raise
     except Exception as error:
         shown = f"inputs of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
-        text = " ".join(str(error).split())
-        said = f"{type(error).__name__}: {text if len(text) <= 160 else text[:157] + '...'}"
+        said = shortened(f"{type(error).__name__}: {error}")
         raise InputError(
             f"{name} does not run on {shown} ({said}); hand in what model(tokens) takes, or wrap the model in a "
             "function of the tokens alone."

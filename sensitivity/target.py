@@ -150,7 +150,12 @@ def find_target(
 
 def _submodule(model: nn.Module, tokens: Any, layer: str, select: Any) -> Target:
     """A submodule, at the tokens that reach it."""
-    module = model.get_submodule(layer) if layer in dict(model.named_modules()) else None
+    module = dict(model.named_modules()).get(layer)  # scripted modules refuse get_submodule
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError(
+            f"layer={layer!r} lies in a TorchScript module, which does not let the tokens be caught that reach it; "
+            "measure the whole model, or name the layer in the model as it was before torch.jit."
+        )
 
     def call(model: nn.Module, tokens: Any) -> Any:
         with checks.running(type(model).__name__, tokens):

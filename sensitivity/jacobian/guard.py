@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sensitivity.checks import all_finite, held
 from sensitivity.errors import InputError
 from sensitivity.jacobian.memory import keep_freed_memory
-from sensitivity.jacobian.state import exact_arithmetic, kept_parts, refuse_inference_mode
+from sensitivity.jacobian.state import exact_arithmetic, in_training, kept_parts, refuse_inference_mode
 from sensitivity.modules import modules_of, unwrap
 
+_QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized", "torchao.quantization")
 _BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
@@ -35,11 +37,12 @@ def measuring(model: nn.Module | Callable[..., Any] | None, stochastic: bool = F
         stochastic: lets a model in train mode through.
 
     Raises:
-        InputError: inside ``torch.inference_mode``; parameters made there, not finite or not loaded; a model in train
-            mode.
+        InputError: inside ``torch.inference_mode``; parameters made there, not finite or not loaded; a quantised
+            model; a model in train mode.
     """
     refuse_inference_mode()
     named = [entry for module in modules_of(model) for entry in module.named_modules()]  # one walk for all that follows
+    _check_kinds(named)
     _check_parameters(named)
     if not stochastic:
         _check_modes(named)
@@ -49,6 +52,17 @@ def measuring(model: nn.Module | Callable[..., Any] | None, stochastic: bool = F
         if any(isinstance(part, nn.RNNBase) for part in parts):
             torch.backends.cudnn.enabled = False  # cuDNN differentiates recurrent layers in train mode only
         yield
+
+
+def _check_kinds(named: Iterable[tuple[str, nn.Module]]) -> None:
+    """Refuses integer arithmetic: autograd sees no path through it, so that what goes there would count as nothing."""
+    for name, part in named:
+        if type(part).__module__.startswith(_QUANTISED):
+            place = f"its submodule {name!r}" if name else "it"
+            raise InputError(
+                f"the model is quantised: {place} is a {type(part).__module__}.{type(part).__name__}, through which no "
+                "derivative can be taken; measure the model as it was before."
+            )
 
 
 def check_mode(model: nn.Module) -> None:
@@ -65,7 +79,7 @@ def check_mode(model: nn.Module) -> None:
 
 def _check_modes(named: Iterable[tuple[str, nn.Module]]) -> None:
     for name, part in named:
-        effect = train_effect(part) if part.training else None
+        effect = train_effect(part) if in_training(part) else None
         if effect is not None:
             place = f"its submodule {name!r} ({type(part).__name__})" if name else f"{type(part).__name__}"
             raise InputError(
@@ -126,6 +140,11 @@ def _asks_for_mode(kind: type[nn.Module]) -> bool:
 def _check_parameters(named: Iterable[tuple[str, nn.Module]]) -> None:
     every = ((f"{place}.{name}" if place else name, value) for place, part in named for name, value in _own(part))
     for name, value in every:
+        if is_lazy(value):
+            raise InputError(
+                f"the model's parameter {name!r} has no shape yet; run the model once, so that its lazy modules find "
+                "their sizes, before measuring."
+            )
         if value.is_inference():
             raise InputError(
                 f"the parameter {name!r} was made inside torch.inference_mode and has no derivatives; build the model "

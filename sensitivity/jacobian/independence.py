@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sensitivity import checks
 from sensitivity.checks import all_finite
-from sensitivity.errors import InputError
+from sensitivity.errors import InputError, SensitivityError
 from sensitivity.jacobian.memory import SavedBytes, known_tensors
 from sensitivity.jacobian.state import exact_arithmetic
 
@@ -131,7 +131,16 @@ def _forward(function: Function, tokens: Tensor, known: list[Tensor]) -> tuple[T
 
 def _forward_batch(function: Function, tokens: Tensor) -> tuple[Tensor, Tensor]:
     leaf = tokens.detach().clone().requires_grad_(True)
-    return leaf, function(leaf.clone())
+    try:
+        return leaf, function(leaf.clone())
+    except (SensitivityError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the same call without a derivative has gone through before
+        said = checks.shortened(f"{type(error).__name__}: {error}")
+        raise InputError(
+            f"the model does not run where a derivative is asked for ({said}); it may leave torch, as with .numpy(), "
+            "or write into its input: take that out before measuring."
+        ) from error
 
 
 def _companion(sample: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sensitivity.errors import InputError
 
@@ -140,7 +141,7 @@ def kept_parts(parts: Iterable[nn.Module]) -> Iterator[None]:
         parts: the modules, and those within them: of each only its own parameters and buffers are looked at.
     """
     parts = list({id(part): part for part in parts}.values())
-    modes = [part.training for part in parts]
+    modes = [in_training(part) for part in parts]
     buffers = [{name: (value, _copy(value)) for name, value in part._buffers.items()} for part in parts]
     parameters = list(
         {id(value): value for part in parts for value in part._parameters.values() if value is not None}.values()
@@ -158,14 +159,19 @@ def kept_parts(parts: Iterable[nn.Module]) -> Iterator[None]:
             if value.requires_grad != flag:
                 value.requires_grad_(flag)
         for part, mode, saved in zip(parts, modes, buffers, strict=True):
-            if part.training != mode:
+            if in_training(part) != mode:
                 part.training = mode
             if saved or part._buffers:
                 _restore_buffers(part, saved)
 
 
+def in_training(part: nn.Module) -> bool:
+    """Whether a module is in train mode; one that was frozen by TorchScript has no mode left, and never is."""
+    return bool(getattr(part, "training", False))
+
+
 def _copy(value: Tensor | None) -> Tensor | None:
-    return None if value is None else value.detach().clone()
+    return None if value is None or value.is_meta or is_lazy(value) else value.detach().clone()
 
 
 def _restore_buffers(part: nn.Module, saved: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
