@@ -56,6 +56,21 @@ def held(tensor: Tensor, name: str) -> None:
         raise InputError(f"{name} is on the meta device, which holds no numbers; load it before measuring.")
 
 
+def seed(value: Any, least: int = -(2**63)) -> None:
+    """Refuses what no generator can be seeded with.
+
+    Args:
+        value: the seed.
+        least: smallest one.
+
+    Raises:
+        InputError: not an integer of at most 64 bits, or below ``least``.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= int(value) < 2**63:
+        which = "at least 0 and " if least == 0 else ""
+        raise InputError(f"seed must be an integer of {which}at most 64 bits, not {value!r}.")
+
+
 def floating(dtype: Any) -> None:
     """Refuses a type in which nothing can be computed and differentiated; None is let through.
 

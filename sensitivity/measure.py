@@ -230,8 +230,7 @@ def _check_types(layer: Any, residual: Any, dtype: Any, chunk: Any, seed: Any = 
     checks.floating(dtype)
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
         raise InputError(f"chunk must be a positive number of rows, not {chunk!r}.")
-    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not -(2**63) <= int(seed) < 2**63:
-        raise InputError(f"seed must be an integer of at most 64 bits, not {seed!r}.")
+    checks.seed(seed)
 
 
 def _result(

@@ -108,10 +108,10 @@ class Sweep:
         seed = int(self.provenance.get("seed", 0)) if seed is None else seed
         return decay_exponent(usable, [[units[length][unit] for length in usable] for unit in common], seed=seed)
 
-    def _check_statistic(self, layer: str, name: str) -> None:
+    def _check_statistic(self, layer: str, name: Any) -> None:
         """Refuses a name that no statistic has; those without the residual are there for square layers only."""
         known = self.record(layer).statistics
-        if name not in known and name not in {f"{other}{REMOVED}" for other in known}:
+        if not isinstance(name, str) or (name not in known and name not in {f"{other}{REMOVED}" for other in known}):
             raise InputError(f"unknown statistic {name!r}; {layer} has {', '.join(known)}.")
 
     def kept(self, layer: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from sensitivity.sweep.bounds import DEFAULT
 from sensitivity.sweep.mapped import MapSums
 from sensitivity.sweep.record import Record
 from sensitivity.sweep.result import Sweep
-from sensitivity.sweep.source import Source, batches
+from sensitivity.sweep.source import Source, batches, check_source
 from sensitivity.sweep.streamed import StreamedSums
 from sensitivity.sweep.sums import LayerSums
 
@@ -71,11 +72,15 @@ def sweep(
         The sweep; its statistics are deterministic given the source.
 
     Raises:
-        InputError: lengths, norm or bounds that do not exist, or an error of the source at every length.
+        InputError: no source, lengths, seed, norm or bounds that do not exist, or an error of the source at every
+            length.
         RunError: every length failed for a reason that is not the input's.
     """
+    check_source(source)
     lengths = checks.lengths(lengths)
+    checks.seed(seed)
     check_norm(norm)
+    _check_places(directory, settings)
     _check_bounds(bounds)
     settings = {"norm": norm, "bounds": list(bounds), **(settings or {})}
     if rows is not None:
@@ -126,6 +131,13 @@ def _check_bounds(bounds: Sequence[str]) -> None:
     for name in bounds:
         if name not in NAMES or name == "stack":
             raise InputError(f"unknown bound {name!r}; choose from {', '.join(n for n in NAMES if n != 'stack')}.")
+
+
+def _check_places(directory: Any, settings: Any) -> None:
+    if directory is not None and not isinstance(directory, str | os.PathLike):
+        raise InputError(f"directory must be a path, not {directory!r}.")
+    if settings is not None and not isinstance(settings, Mapping):
+        raise InputError(f"settings must map names to plain values, such as {{'model': 'a.pt'}}, not {settings!r}.")
 
 
 def _kept(place: Path | None, length: int, progress: Progress | None) -> Sweep | None:

@@ -20,6 +20,8 @@ from sensitivity.jacobian.guard import measuring
 BATCH_BYTES = 2**28  # tokens of all layers that are held at a time
 RANDOM_BATCH = 2**20  # numbers in a batch of random tokens
 
+_GIVES = "it must give {name: (SoftmaxAttention, tokens, groups)} for a length, or Batch after Batch of such layers"
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -50,19 +52,43 @@ Source = Callable[[int], Drawn]
 """A callable that gives, for a length, ``{layer: (attention, tokens, groups)}``, or batches one after the other."""
 
 
-def batches(drawn: Drawn) -> Iterator[Batch]:
-    """What a source gave, as batches of checked sequences with groups.
+def batches(drawn: Any) -> Iterator[Batch]:
+    """What a source gave, which should be ``Drawn``, as batches of checked sequences with groups.
 
     Raises:
-        InputError: no layer at all, or groups that do not fit the tokens.
+        InputError: something else, no layer at all, or groups that do not fit the tokens.
     """
     if isinstance(drawn, Mapping):
-        plain = {name: v if isinstance(v, Sequences) else Sequences(*v) for name, v in drawn.items()}
-        drawn = [Batch(plain)]
+        drawn = [Batch({name: _sequences(name, value) for name, value in drawn.items()})]
+    elif not isinstance(drawn, Iterable):
+        raise InputError(f"the source gave {type(drawn).__name__}; {_GIVES}.")
     for batch in drawn:
+        if not isinstance(batch, Batch):
+            raise InputError(f"the source gave {type(batch).__name__} where batches are expected; {_GIVES}.")
         if not batch.layers:
             raise InputError("the source gave no layer; it must map names to (attention, tokens, groups).")
         yield Batch({name: _checked(name, value) for name, value in batch.layers.items()}, batch.share)
+
+
+def check_source(source: Any) -> None:
+    """Refuses what is no source, first of all a layer or a model itself.
+
+    Raises:
+        InputError: says what a source is.
+    """
+    if isinstance(source, SoftmaxAttention | nn.Module) or not callable(source):
+        raise InputError(
+            "the source must be a callable that gives layers and their tokens for a length, not "
+            f"{type(source).__name__}; wrap a layer as RandomTokens(layer), or a model as ModelLayers(model, draw)."
+        )
+
+
+def _sequences(name: str, value: Any) -> Sequences:
+    if isinstance(value, Sequences):
+        return value
+    if not isinstance(value, tuple | list) or not 2 <= len(value) <= 3 or not isinstance(value[0], SoftmaxAttention):
+        raise InputError(f"the source gave {type(value).__name__} for layer {name!r}; {_GIVES}.")
+    return Sequences(*value)
 
 
 def _checked(name: str, value: Sequences) -> Sequences:
@@ -85,18 +111,33 @@ class RandomTokens:
         seed: of the tokens, at least 0.
 
     Raises:
-        InputError: fewer than one sample, or layers of different widths.
+        InputError: something else than layers, none, or of different widths; fewer than one sample; a negative seed.
     """
 
     def __init__(
         self, layers: SoftmaxAttention | Mapping[str, SoftmaxAttention], samples: int = 8, seed: int = 0
     ) -> None:
-        self.layers = {"attention": layers} if isinstance(layers, SoftmaxAttention) else dict(layers)
-        self.samples, self.seed = check_samples(samples), seed
+        self.layers = self._named(layers)
+        checks.seed(seed, least=0)
+        self.samples, self.seed = check_samples(samples), int(seed)
         widths = sorted({layer.dim for layer in self.layers.values()})
         if len(widths) != 1:
             raise InputError(f"the layers take tokens of different widths {widths}; sweep them one after the other.")
         self.dim = widths[0]
+
+    @staticmethod
+    def _named(layers: Any) -> dict[str, SoftmaxAttention]:
+        if isinstance(layers, SoftmaxAttention):
+            return {"attention": layers}
+        given = dict(layers) if isinstance(layers, Mapping) else {"": layers}
+        wrong = next((value for value in given.values() if not isinstance(value, SoftmaxAttention)), None)
+        if wrong is not None or not given:
+            what = "none" if wrong is None else type(wrong).__name__
+            raise InputError(
+                f"RandomTokens takes a SoftmaxAttention or several by name, not {what}; describe a module with "
+                "SoftmaxAttention.from_module(module)."
+            )
+        return given
 
     def __call__(self, length: int) -> Iterator[Batch]:
         """Batches of sequences of this length."""
