@@ -150,8 +150,9 @@ def find_target(
 
 def _submodule(model: nn.Module, tokens: Any, layer: str, select: Any) -> Target:
     """A submodule, at the tokens that reach it."""
-    module = dict(model.named_modules()).get(layer)  # scripted modules refuse get_submodule
-    if isinstance(module, torch.jit.ScriptModule):
+    modules = dict(model.named_modules())  # scripted modules refuse get_submodule
+    module = modules.get(layer)
+    if isinstance(modules.get(layer.partition("@")[0]), torch.jit.ScriptModule):
         raise InputError(
             f"layer={layer!r} lies in a TorchScript module, which does not let the tokens be caught that reach it; "
             "measure the whole model, or name the layer in the model as it was before torch.jit."

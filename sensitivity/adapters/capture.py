@@ -104,7 +104,7 @@ def capture_input(model: nn.Module, tokens: Any, name: str, forward: Forward | N
     plain, _, number = name.partition("@")
     modules = dict(model.named_modules(remove_duplicate=False))
     if plain not in modules or (number and not number.isdigit()):
-        raise InputError(f"unknown layer {name!r}; known: {_listed([key for key in modules if key])}.")
+        raise InputError(f"unknown layer {name!r}; known: {_listed([key for key in modules if key]) or 'none'}.")
     found = _record(model, tokens, {plain: modules[plain]}, forward)[plain]
     _check_ran(plain, found)
     if not number and len(found) > 1:

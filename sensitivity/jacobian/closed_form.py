@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sensitivity.attention import SoftmaxAttention
-from sensitivity.attention_checks import check_samples
+from sensitivity.attention.refusals import check_samples
 from sensitivity.errors import InputError
 from sensitivity.jacobian import tile_sizes
 from sensitivity.jacobian.memory import keep_freed_memory

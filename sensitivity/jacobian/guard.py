@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -19,6 +20,8 @@ from sensitivity.jacobian.state import exact_arithmetic, in_training, kept_parts
 from sensitivity.modules import modules_of, unwrap
 
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized", "torchao.quantization")
+_FLOATING = ("FloatFunctional",)  # lives among the quantised modules, but adds and multiplies floats
+_SCRIPTED_INTEGERS = re.compile(r"= (quantized::|aten::quantize)")  # in the text of a TorchScript graph
 _BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
@@ -54,15 +57,42 @@ def measuring(model: nn.Module | Callable[..., Any] | None, stochastic: bool = F
         yield
 
 
-def _check_kinds(named: Iterable[tuple[str, nn.Module]]) -> None:
+def _check_kinds(named: list[tuple[str, nn.Module]]) -> None:
     """Refuses integer arithmetic: autograd sees no path through it, so that what goes there would count as nothing."""
+    kinds = {type(part) for _, part in named}  # models repeat few classes, and each map comes by here
+    quantised = {kind: base for kind in kinds for base in reversed(kind.__mro__) if _is_quantised(base)}
+    for name, part in named if quantised else ():
+        if type(part) in quantised:
+            kind = quantised[type(part)]
+            raise _integers(name, f"is a {kind.__module__}.{kind.__name__}")
+    if any(issubclass(kind, torch.jit.ScriptModule) for kind in kinds):
+        _check_scripts(named)
+
+
+def _is_quantised(kind: type) -> bool:
+    return kind.__module__.startswith(_QUANTISED) and kind.__name__ not in _FLOATING
+
+
+def _check_scripts(named: list[tuple[str, nn.Module]]) -> None:
+    """The same for TorchScript, which keeps no classes, only code: that of a module holds that of those within."""
+    covered: set[int] = set()
     for name, part in named:
-        if type(part).__module__.startswith(_QUANTISED):
-            place = f"its submodule {name!r}" if name else "it"
-            raise InputError(
-                f"the model is quantised: {place} is a {type(part).__module__}.{type(part).__name__}, through which no "
-                "derivative can be taken; measure the model as it was before."
-            )
+        if not isinstance(part, torch.jit.ScriptModule) or id(part) in covered:
+            continue
+        graph = getattr(part, "inlined_graph", None)  # a list of modules has none, and those within speak for it
+        if graph is None:
+            continue
+        if _SCRIPTED_INTEGERS.search(str(graph)):
+            raise _integers(name, "is TorchScript that computes in integers")
+        covered.update(id(inner) for inner in part.modules())
+
+
+def _integers(name: str, what: str) -> InputError:
+    place = f"its submodule {name!r}" if name else "it"
+    return InputError(
+        f"the model is quantised: {place} {what}, through which no derivative can be taken; measure the model as it "
+        "was before."
+    )
 
 
 def check_mode(model: nn.Module) -> None:

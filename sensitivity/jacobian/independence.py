@@ -57,6 +57,9 @@ def check_batch_independence(function: Function, tokens: Tensor) -> str | None:
 
     Returns:
         The reason in words, such as batch statistics, or None.
+
+    Raises:
+        InputError: the function does not run on these tokens, or puts out no ``(sample, time, feature)``.
     """
     tokens = checks.tokens(tokens)
     with exact_arithmetic():
@@ -65,7 +68,7 @@ def check_batch_independence(function: Function, tokens: Tensor) -> str | None:
 
 def examine(function: Function, tokens: Float[Tensor, "sample time feature"]) -> Trial:
     """Runs the function a few times, forward and once backward, and reports; call it inside ``exact_arithmetic``."""
-    with torch.no_grad():
+    with torch.no_grad(), checks.running("the model", tokens):
         output = check_output(function(tokens.clone()), tokens)
         again = function(tokens.clone())
     length, out = output.shape[1:]

@@ -181,5 +181,20 @@ def _restore_buffers(part: nn.Module, saved: dict[str, tuple[Tensor | None, Tens
         for name, (value, copy) in saved.items():
             if part._buffers.get(name) is not value:
                 part._buffers[name] = value
-            if value is not None and copy is not None and not torch.equal(value, copy):
-                value.copy_(copy)
+            if value is not None and copy is not None and not _equal(value, copy):
+                part._buffers[name] = _put_back(value, copy)
+
+
+def _equal(value: Tensor, copy: Tensor) -> bool:
+    try:
+        return torch.equal(value, copy)
+    except Exception:  # sparse and nested tensors fail here, each in its way; putting them back does no harm
+        return False
+
+
+def _put_back(value: Tensor, copy: Tensor) -> Tensor:
+    """The buffer with its former numbers; the copy itself where torch cannot write them into it."""
+    try:
+        return (value if value.shape == copy.shape else value.resize_(copy.shape)).copy_(copy)
+    except Exception:  # such as a compressed sparse tensor with another number of entries
+        return copy

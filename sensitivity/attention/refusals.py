@@ -12,7 +12,7 @@ from sensitivity import checks, diagonal_bias
 from sensitivity.errors import InputError
 
 if TYPE_CHECKING:
-    from sensitivity.attention import SoftmaxAttention
+    from sensitivity.attention.layer import SoftmaxAttention
 
 
 def check(layer: SoftmaxAttention, tensors: dict[str, Tensor]) -> None:

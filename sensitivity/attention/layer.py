@@ -1,4 +1,4 @@
-"""The canonical description of one multi-head softmax attention layer."""
+"""Weights, biases and masks of one layer, and what it computes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sensitivity import attention_checks, checks, diagonal_bias
+from sensitivity import checks, diagonal_bias
+from sensitivity.attention import refusals
 from sensitivity.describers import describer, known_kinds
 from sensitivity.errors import InputError
 
@@ -71,7 +72,7 @@ class SoftmaxAttention:
     multiplier: Tensor | None = None
 
     def __post_init__(self) -> None:
-        attention_checks.check(self, self._tensors())
+        refusals.check(self, self._tensors())
         object.__setattr__(self, "scale", 1 / math.sqrt(self.width) if self.scale is None else float(self.scale))
         for name in ("bias", "multiplier"):
             value = getattr(self, name)

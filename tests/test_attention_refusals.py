@@ -11,7 +11,7 @@ import torch
 from oracles import draw
 
 from sensitivity import InputError, SoftmaxAttention, measure
-from sensitivity.attention_checks import check, check_samples
+from sensitivity.attention.refusals import check, check_samples
 
 LAYER = SoftmaxAttention.random(8, 2, biases=True, dtype=torch.float64)
 HIDDEN = torch.ones(6, 6, dtype=torch.bool).triu(1)

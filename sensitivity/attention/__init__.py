@@ -1,0 +1,5 @@
+"""The canonical description of one multi-head softmax attention layer."""
+
+from sensitivity.attention.layer import SoftmaxAttention
+
+__all__ = ["SoftmaxAttention"]
