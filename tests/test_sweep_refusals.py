@@ -38,6 +38,7 @@ def test_a_layer_is_no_source_for_a_sweep():
         ({"a": (LAYER,)}, "the source gave tuple for layer 'a'; it must give {name: "),
         ({"a": (draw(2, 4, 8), LAYER)}, "the source gave tuple for layer 'a'; it must give {name: "),
         ({}, "the source gave no layer"),
+        ([], "the source gave no batch; it must give {name: "),
     ],
 )
 def test_what_a_source_gives(given: Any, text: str) -> None:
@@ -51,11 +52,20 @@ def test_a_source_that_gives_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "what"), [([LAYER, LAYER], "list"), ("x", "str"), ({}, "none"), ({"a": nn.Linear(8, 8)}, "Linear")]
+    ("layers", "what"),
+    [
+        ([LAYER, LAYER], "list"),
+        ("x", "str"),
+        (None, "NoneType"),
+        ({}, "an empty one"),
+        ({"a": nn.Linear(8, 8)}, "Linear"),
+        (nn.MultiheadAttention(8, 2), "MultiheadAttention"),
+    ],
 )
 def test_random_tokens_take_layers(layers: Any, what: str) -> None:
     with pytest.raises(
-        InputError, match=rf"takes a SoftmaxAttention or several by name, not {what}; .* SoftmaxAttention\.from_module"
+        InputError,
+        match=rf"takes a SoftmaxAttention, or a dict of some by name, not {what}; .* SoftmaxAttention\.from_module",
     ):
         RandomTokens._named(layers)
 
@@ -80,4 +90,6 @@ def test_names_of_statistics_are_strings() -> None:
     found = sweep(RandomTokens(LAYER, samples=2), [4], bounds=())
     with pytest.raises(InputError, match=r"unknown statistic \['diagonal'\]; attention has off_diagonal"):
         Sweep._check_statistic(found, "attention", ["diagonal"])
+    with pytest.raises(InputError, match="unknown layer 'zz'; this sweep has attention"):
+        found.kept("zz")
     assert torch.isfinite(torch.tensor(list(found.statistic("attention", "diagonal").values()))).all()

@@ -115,7 +115,12 @@ class Sweep:
             raise InputError(f"unknown statistic {name!r}; {layer} has {', '.join(known)}.")
 
     def kept(self, layer: str) -> tuple[int, ...]:
-        """The lengths whose mean maps were kept."""
+        """The lengths whose mean maps were kept.
+
+        Raises:
+            InputError: no such layer; the message lists those that were measured.
+        """
+        self.record(layer)
         return tuple(length for length in self.lengths if self.records[layer, length].maps)
 
     def map(self, layer: str, length: int | None = None) -> SensitivityMap:

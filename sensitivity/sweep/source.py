@@ -62,12 +62,16 @@ def batches(drawn: Any) -> Iterator[Batch]:
         drawn = [Batch({name: _sequences(name, value) for name, value in drawn.items()})]
     elif not isinstance(drawn, Iterable):
         raise InputError(f"the source gave {type(drawn).__name__}; {_GIVES}.")
+    empty = True
     for batch in drawn:
+        empty = False
         if not isinstance(batch, Batch):
             raise InputError(f"the source gave {type(batch).__name__} where batches are expected; {_GIVES}.")
         if not batch.layers:
             raise InputError("the source gave no layer; it must map names to (attention, tokens, groups).")
         yield Batch({name: _checked(name, value) for name, value in batch.layers.items()}, batch.share)
+    if empty:
+        raise InputError(f"the source gave no batch; {_GIVES}.")
 
 
 def check_source(source: Any) -> None:
@@ -130,12 +134,11 @@ class RandomTokens:
         if isinstance(layers, SoftmaxAttention):
             return {"attention": layers}
         given = dict(layers) if isinstance(layers, Mapping) else {"": layers}
-        wrong = next((value for value in given.values() if not isinstance(value, SoftmaxAttention)), None)
-        if wrong is not None or not given:
-            what = "none" if wrong is None else type(wrong).__name__
+        wrong = [type(value).__name__ for value in given.values() if not isinstance(value, SoftmaxAttention)]
+        if wrong or not given:
             raise InputError(
-                f"RandomTokens takes a SoftmaxAttention or several by name, not {what}; describe a module with "
-                "SoftmaxAttention.from_module(module)."
+                "RandomTokens takes a SoftmaxAttention, or a dict of some by name, not "
+                f"{wrong[0] if wrong else 'an empty one'}; describe a module with SoftmaxAttention.from_module(module)."
             )
         return given
 
