@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 from oracles import draw
+from rich.errors import LiveError
+from rich.progress import Progress
 from sequence_models import DIM, LENGTH, transformer
 
 from sensitivity import SoftmaxAttention, backends, measure
@@ -104,3 +106,15 @@ class TestMeasurements:
         list(progress.watched([1], 1, lambda item: item, "differentiating", name))
         assert "differentiating …ayers.10.self_attention " in screen.getvalue()
         assert shares(screen)[-1] == 100
+
+    def test_a_display_of_the_callers_own_stays(self, monkeypatch):
+        """Older versions of rich allow one at a time, and raise where another one starts."""
+        screen = Screen(monkeypatch)
+
+        def refused(self: Progress) -> None:
+            raise LiveError("Only one live display may be active at once")
+
+        monkeypatch.setattr(Progress, "start", refused)
+        found = measure(SoftmaxAttention.random(DIM, 1), draw(1, LENGTH, DIM).float())
+        assert found.length == LENGTH
+        assert screen.getvalue() == ""

@@ -90,6 +90,10 @@ def test_names_of_statistics_are_strings() -> None:
     found = sweep(RandomTokens(LAYER, samples=2), [4], bounds=())
     with pytest.raises(InputError, match=r"unknown statistic \['diagonal'\]; attention has off_diagonal"):
         Sweep._check_statistic(found, "attention", ["diagonal"])
+    with pytest.raises(InputError, match="seed must be an integer of at most 64 bits, not True"):
+        found.decay("attention", seed=True)
+    with pytest.raises(InputError, match="length 5 was not measured; this sweep has 4"):
+        found.record("attention", 5)
     with pytest.raises(InputError, match="unknown layer 'zz'; this sweep has attention"):
         found.kept("zz")
     assert torch.isfinite(torch.tensor(list(found.statistic("attention", "diagonal").values()))).all()

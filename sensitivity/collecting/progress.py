@@ -47,11 +47,15 @@ def watched(items: Iterable[Item], total: int, size: Callable[[Item], int], doin
 def _bar(doing: str, name: str, total: int) -> Progress:
     """A bar that is on the screen; loaded here, because most measurements end before anybody wants one."""
     from rich.console import Console
+    from rich.errors import LiveError
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     shown = name if len(name) <= WIDEST else f"…{name[1 - WIDEST :]}"  # its end tells a layer from others
     bar.add_task(f"{doing} {shown}", total=total)
-    bar.start()
+    try:
+        bar.start()
+    except LiveError:  # the caller has a display of their own, such as that of a training, and keeps it
+        bar.disable = True
     return bar

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sensitivity import checks
 from sensitivity.errors import InputError
 from sensitivity.fit import MINIMUM_LENGTHS, Decay, decay_exponent
 from sensitivity.result import SensitivityMap
@@ -58,7 +59,7 @@ class Sweep:
         if layer not in self.layers:
             raise InputError(f"unknown layer {layer!r}; this sweep has {', '.join(self.layers)}.")
         length = self.lengths[-1] if length is None else length
-        if (layer, length) not in self.records:
+        if length not in self.lengths or (layer, length) not in self.records:
             raise InputError(f"length {length} was not measured; this sweep has {', '.join(map(str, self.lengths))}.")
         return self.records[layer, length]
 
@@ -93,9 +94,11 @@ class Sweep:
             The fit; None with fewer than four lengths at which the statistic is above zero.
 
         Raises:
-            InputError: no such layer, length or statistic; the message lists those that were measured.
+            InputError: no such layer, length or statistic, where the message lists those that were measured; no seed.
         """
         self._check_statistic(layer, statistic)
+        if seed is not None:
+            checks.seed(seed)
         wanted = self.lengths if lengths is None else lengths
         known = [length for length in wanted if statistic in self.record(layer, length).statistics]
         units = {length: self.record(layer, length).by_unit(statistic) for length in known}

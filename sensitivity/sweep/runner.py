@@ -82,11 +82,7 @@ def sweep(
     check_norm(norm)
     _check_places(directory, settings)
     _check_bounds(bounds)
-    settings = {"norm": norm, "bounds": list(bounds), **(settings or {})}
-    if rows is not None:
-        settings |= {"rows": rows, "seed of rows": seed}
-    if statistics_only:
-        settings["statistics only"] = True
+    settings = {"norm": norm, "bounds": list(bounds), **(settings or {}), **_reduced(rows, seed, statistics_only)}
 
     def sums(name: str, length: int) -> LayerSums:
         if statistics_only or rows is not None:
@@ -113,6 +109,12 @@ def sweep(
     whole = Sweep.merge(parts, _provenance(settings, seed, provenance))
     whole.failures.update({length: reason(error) for length, error in errors.items()})
     return whole
+
+
+def _reduced(rows: Any, seed: int, statistics_only: bool) -> dict[str, Any]:
+    """The settings that say what is left out of the measurements."""
+    some: dict[str, Any] = {} if rows is None else {"rows": rows, "seed of rows": seed}
+    return some | ({"statistics only": True} if statistics_only else {})
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
